@@ -1,0 +1,46 @@
+"""A Jupyter kernel in which a language model works on a prompt too long to read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from rlm_kernel.engine.budget import Budget, Usage
+    from rlm_kernel.engine.roots import ChatRoot, HumanRoot, PlaybookRoot
+    from rlm_kernel.errors import RLMError, SubcallError
+    from rlm_kernel.rlm import RLM, Completion
+
+__all__ = [
+    "RLM",
+    "Budget",
+    "ChatRoot",
+    "Completion",
+    "HumanRoot",
+    "PlaybookRoot",
+    "RLMError",
+    "SubcallError",
+    "Usage",
+]
+
+_HOMES = {
+    "RLM": "rlm_kernel.rlm",
+    "Budget": "rlm_kernel.engine.budget",
+    "ChatRoot": "rlm_kernel.engine.roots",
+    "Completion": "rlm_kernel.rlm",
+    "HumanRoot": "rlm_kernel.engine.roots",
+    "PlaybookRoot": "rlm_kernel.engine.roots",
+    "RLMError": "rlm_kernel.errors",
+    "SubcallError": "rlm_kernel.errors",
+    "Usage": "rlm_kernel.engine.budget",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: the worker and the kernel's start import this package and must not pay for openai.
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

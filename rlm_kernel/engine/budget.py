@@ -1,0 +1,251 @@
+"""What a tree of runs may spend, and the ledger that keeps to it.
+
+A call *reserves* the most that it can cost before it starts and *settles*
+what it did cost after it ends. A reservation counts against the run that
+makes it and every run above, so that parallel children cannot overspend
+together, whatever the order in which they start and end.
+
+Seconds are wall time, money is in US dollars.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from rlm_kernel.errors import BudgetExceeded
+
+__all__ = ["Budget", "Cost", "Ledger", "Reservation", "Usage"]
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens and calls of a model, as its server counted them."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the input tokens, those the server took from its prefix cache."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    cost: float = 0.0
+    """US dollars, 0 where no price is known."""
+
+    estimated: bool = False
+    """True where the server gave no count and it was derived from the text."""
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            calls=self.calls + other.calls,
+            seconds=self.seconds + other.seconds,
+            cost=self.cost + other.cost,
+            estimated=self.estimated or other.estimated,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Input and output tokens together."""
+        return self.input_tokens + self.output_tokens
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one run and all its descendants. ``None`` is no limit."""
+
+    max_turns: int = 30
+    """Root turns of one run; each child run has the same number for itself."""
+
+    max_tokens: int | None = None
+    """Input and output tokens, of root and sub-calls."""
+
+    max_subcalls: int | None = 10_000
+    max_depth: int = 1
+    """Depth at which a child run becomes a plain call: 1 allows none below the first."""
+
+    max_concurrency: int = 32
+    """Sub-calls under way at once in the whole tree."""
+
+    max_seconds: float | None = None
+    """Wall time from the start of the first run."""
+
+    max_cost: float | None = None
+    """US dollars."""
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that one call can cost."""
+
+    tokens: int = 0
+    subcalls: int = 0
+    cost: float = 0.0
+
+
+class Reservation:
+    """Part of the budget set aside for a call under way. Settle it once, in any case."""
+
+    __slots__ = ("_ledger", "_open", "cost")
+
+    def __init__(self, ledger: Ledger, cost: Cost) -> None:
+        self._ledger = ledger
+        self._open = True
+        self.cost = cost
+
+    def settle(self, usage: Usage, *, subcalls: int | None = None) -> None:
+        """Book *usage* in place of what was set aside. A second call does nothing."""
+        if not self._open:
+            return
+        self._open = False
+        kept = self.cost.subcalls if subcalls is None else subcalls
+        for ledger in self._ledger.line():
+            ledger._release(self.cost)
+            ledger._book(usage, kept)
+
+    def release(self) -> None:
+        """Give back what was set aside: the call was never sent."""
+        self.settle(Usage(), subcalls=0)
+
+
+class Ledger:
+    """What one run and all its descendants have used and set aside.
+
+    Parameters
+    ----------
+    budget
+        The limits of this run. A child's are checked beside those of all its ancestors.
+    parent
+        Ledger of the run that started this one.
+    clock
+        Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        parent: Ledger | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.budget = budget
+        self.parent = parent
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.used = Usage()
+        self.subcalls = 0
+        self.turns = 0
+        self._reserved = Cost()
+        self._clock = clock
+        self._started = clock()
+
+    def line(self) -> list[Ledger]:
+        """This ledger and its ancestors, nearest first."""
+        out: list[Ledger] = []
+        ledger: Ledger | None = self
+        while ledger is not None:
+            out.append(ledger)
+            ledger = ledger.parent
+        return out
+
+    def child(self, budget: Budget | None = None) -> Ledger:
+        """A ledger for a run that a sub-call of this one starts."""
+        return Ledger(budget or self.budget, parent=self, clock=self._clock)
+
+    @property
+    def reserved(self) -> Cost:
+        """Set aside for calls under way."""
+        return self._reserved
+
+    def elapsed(self) -> float:
+        """Seconds since this run started."""
+        return self._clock() - self._started
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the first limit of this run or an ancestor; ``None`` without one."""
+        left = [
+            ledger.budget.max_seconds - ledger.elapsed()
+            for ledger in self.line()
+            if ledger.budget.max_seconds is not None
+        ]
+        return min(left) if left else None
+
+    def reserve(self, cost: Cost) -> Reservation:
+        """Set *cost* aside in this run and all above it.
+
+        Raises
+        ------
+        BudgetExceeded
+            The message names the limit. Nothing is set aside then.
+        """
+        line = self.line()
+        for ledger in line:
+            reason = ledger._refusal(cost)
+            if reason:
+                raise BudgetExceeded(reason)
+        for ledger in line:
+            ledger._hold(cost)
+        return Reservation(self, cost)
+
+    def exceeded(self) -> str:
+        """Which limit is already reached, as a sentence; empty where none is."""
+        for ledger in self.line():
+            reason = ledger._refusal(Cost(tokens=1))
+            if reason:
+                return reason
+        if self.turns >= self.budget.max_turns:
+            return (
+                f"the run used its {self.budget.max_turns} turns; raise max_turns to let it go on"
+            )
+        return ""
+
+    def _refusal(self, cost: Cost) -> str:
+        """Why *cost* does not fit into this ledger; empty where it does."""
+        limits, used, held = self.budget, self.used, self._reserved
+        if limits.max_seconds is not None and self.elapsed() >= limits.max_seconds:
+            return (
+                f"the budget of {limits.max_seconds:g} seconds is used up; "
+                "raise max_seconds to go on"
+            )
+        if cost.tokens and limits.max_tokens is not None:
+            left = limits.max_tokens - used.tokens - held.tokens
+            if cost.tokens > left:
+                return (
+                    f"the budget of {limits.max_tokens:,} tokens has {max(left, 0):,} left and "
+                    f"this call may take {cost.tokens:,}; raise max_tokens or ask for less"
+                )
+        if cost.subcalls and limits.max_subcalls is not None:
+            free = limits.max_subcalls - self.subcalls - held.subcalls
+            if cost.subcalls > free:
+                return (
+                    f"the budget of {limits.max_subcalls:,} sub-calls has {max(free, 0):,} left; "
+                    "raise max_subcalls or make fewer, larger calls"
+                )
+        if limits.max_cost is not None:
+            money = limits.max_cost - used.cost - held.cost
+            if money <= 0 or cost.cost > money:
+                return (
+                    f"the budget of ${limits.max_cost:g} has ${max(money, 0):.4f} left; "
+                    "raise max_cost to go on"
+                )
+        return ""
+
+    def _hold(self, cost: Cost) -> None:
+        held = self._reserved
+        self._reserved = Cost(
+            tokens=held.tokens + cost.tokens,
+            subcalls=held.subcalls + cost.subcalls,
+            cost=held.cost + cost.cost,
+        )
+
+    def _release(self, cost: Cost) -> None:
+        held = self._reserved
+        self._reserved = Cost(
+            tokens=held.tokens - cost.tokens,
+            subcalls=held.subcalls - cost.subcalls,
+            cost=held.cost - cost.cost,
+        )
+
+    def _book(self, usage: Usage, subcalls: int) -> None:
+        self.used = self.used + usage
+        self.subcalls += subcalls
