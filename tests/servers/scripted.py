@@ -1,0 +1,416 @@
+"""A real HTTP server that speaks the chat-completions protocol from a script.
+
+It stands for the other party: a root model or a sub-model behind an
+OpenAI-compatible endpoint, with the faults that such servers have. Requests
+are answered from ``script``, in order; when that is used up, by ``reply``.
+
+    async with ScriptedServer([Say("```repl\\nFinal = 1\\n```")]) as server:
+        root = ChatRoot("scripted", base_url=server.base_url, api_key="any")
+
+Streaming (``"stream": true``) and plain completions are both served, with
+usage, as is ``/v1/models`` with ``max_model_len``. There is no latency but
+what a step asks for. `serve_in_thread` is for tests that are not async;
+``python -m tests.servers.scripted --port 8000`` runs it as a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import inspect
+import json
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from aiohttp import web
+
+MODEL = "scripted"
+CONTEXT = 32_768
+
+
+def count_tokens(text: str) -> int:
+    """Tokens of *text* in this server's usage: one per 4 characters begun."""
+    return -(-len(text) // 4)
+
+
+@dataclass(frozen=True)
+class Say:
+    """Reply with a text, streamed in pieces of *chunk* characters."""
+
+    text: str
+    chunk: int = 16
+    finish: str = "stop"
+    usage: bool = True
+    """False: this server gives no usage, whatever it is asked."""
+
+    reasoning: str = ""
+    """Streamed before the text, as ``reasoning_content``."""
+
+    gate: asyncio.Event | None = None
+    """Waited for before the first piece."""
+
+    gate_at: int = 0
+    """Characters to stream before the wait for *gate*."""
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Reply with an HTTP error."""
+
+    status: int
+    message: str = "refused by the script"
+    headers: dict[str, str] = field(default_factory=dict)
+    page: str = ""
+    """An HTML page instead of a JSON error, as proxies send it."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Take the request and say nothing, after *text* was streamed. Ends when the client goes."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Drop the connection in the middle: after *text*, without an end."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """Reply with something that is no JSON, after *text* was streamed."""
+
+    body: str = '{"choices": [{"delta"'
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class ErrorEvent:
+    """An error inside a stream whose status was 200, after *text*."""
+
+    message: str = "the engine died"
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Ramble:
+    """Stream *text* over and over, for ever."""
+
+    text: str = "and then again, "
+
+
+Step = Say | Refuse | Hang | Cut | Garbage | ErrorEvent | Ramble
+Reply = Callable[[str], "str | Step | Awaitable[str | Step]"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A chat request that came in."""
+
+    body: dict[str, Any]
+    headers: dict[str, str]
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return list(self.body["messages"])
+
+    @property
+    def prompt(self) -> str:
+        """Content of the last message."""
+        return str(self.body["messages"][-1]["content"])
+
+
+class ScriptedServer:
+    """See the module. All counters may be read at any time.
+
+    Parameters
+    ----------
+    script
+        Steps, or texts to `Say`, one per request.
+    reply
+        Answers the requests after those: gets the last message's content.
+    models
+        Name to context length in tokens; other names get 404.
+    key
+        Where set, requests with another bearer token get 401.
+    """
+
+    def __init__(
+        self,
+        script: Iterable[Step | str] = (),
+        *,
+        reply: Reply | None = None,
+        models: dict[str, int] | None = None,
+        key: str = "",
+    ) -> None:
+        self.script: deque[Step | str] = deque(script)
+        self.reply = reply
+        self.models = {MODEL: CONTEXT} if models is None else models
+        self.key = key
+        self.requests: list[Request] = []
+        self.active = 0
+        """Chat requests under way."""
+        self.peak = 0
+        """Most chat requests that were under way at once."""
+        self.completed = 0
+        """Chat requests that were answered to the end, errors included."""
+        self.cancelled = 0
+        """Chat requests whose client went away first."""
+        self.port = 0
+        self._waiters: set[asyncio.Event] = set()
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def start(self, port: int = 0) -> None:
+        """Listen on 127.0.0.1, on a free port unless one is named."""
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/v1/models", self._models)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def until(self, true: Callable[[ScriptedServer], bool], seconds: float = 20) -> None:
+        """Wait until *true* of this server, which is asked after every change of a counter."""
+        changed = asyncio.Event()
+        self._waiters.add(changed)
+        try:
+            async with asyncio.timeout(seconds):
+                while not true(self):
+                    changed.clear()
+                    await changed.wait()
+        finally:
+            self._waiters.discard(changed)
+
+    # --- HTTP ---------------------------------------------------------------------------------
+
+    async def _models(self, request: web.Request) -> web.Response:
+        data = [
+            {"id": name, "object": "model", "max_model_len": context}
+            for name, context in self.models.items()
+        ]
+        return web.json_response({"object": "list", "data": data})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = json.loads(await request.read())
+        self.requests.append(Request(body, dict(request.headers)))
+        self.active += 1
+        self.peak = max(self.peak, self.active)
+        self._tell()
+        gone = True
+        try:
+            response = await self._answer(request, body)
+            gone = False
+            return response
+        finally:
+            self.active -= 1
+            self.completed += not gone
+            self.cancelled += gone
+            self._tell()
+
+    def _tell(self) -> None:
+        for changed in self._waiters:
+            changed.set()
+
+    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return _error(Refuse(401, "Incorrect API key provided"))
+        if body.get("model") not in self.models:
+            return _error(Refuse(404, f"The model {body.get('model')!r} does not exist"))
+        step = await self._next(str(body["messages"][-1]["content"]))
+        if isinstance(step, Refuse):
+            return _error(step)
+        if body.get("stream"):
+            return await self._stream(request, body, step)
+        return await self._plain(request, body, step)
+
+    async def _next(self, prompt: str) -> Step:
+        if self.script:
+            said: Any = self.script.popleft()
+        elif self.reply is not None:
+            said = self.reply(prompt)
+            if inspect.isawaitable(said):
+                said = await said
+        else:
+            said = Refuse(500, "the script is at its end")
+        return Say(said) if isinstance(said, str) else said
+
+    async def _plain(
+        self, request: web.Request, body: dict[str, Any], step: Step
+    ) -> web.StreamResponse:
+        if isinstance(step, Say):
+            if step.gate is not None:
+                await step.gate.wait()
+            return web.json_response(_completion(body, step))
+        if isinstance(step, Garbage):
+            return web.Response(text=step.body, content_type="application/json")
+        if isinstance(step, ErrorEvent):
+            return web.json_response({"error": {"message": step.message}})
+        if isinstance(step, Cut):
+            response = web.StreamResponse(headers={"Content-Length": "100000"})
+            await response.prepare(request)
+            await response.write(b'{"choices": [')
+            _drop(request)
+            return response
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def _stream(
+        self, request: web.Request, body: dict[str, Any], step: Step
+    ) -> web.StreamResponse:
+        if isinstance(step, Hang) and not step.text:
+            await asyncio.Event().wait()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        async for event in _events(body, step):
+            await response.write(b"data: " + event + b"\n\n")
+        if isinstance(step, Hang):
+            await asyncio.Event().wait()
+        if isinstance(step, Cut):
+            _drop(request)
+        else:
+            await response.write_eof()
+        return response
+
+
+async def _events(body: dict[str, Any], step: Step) -> AsyncIterator[bytes]:
+    if isinstance(step, Ramble):
+        while True:
+            yield _delta(body, content=step.text)
+            await asyncio.sleep(0)
+    assert not isinstance(step, Refuse)
+    if isinstance(step, Say):
+        for piece in _pieces(step.reasoning, step.chunk):
+            yield _delta(body, reasoning_content=piece)
+    sent = 0
+    for piece in _pieces(step.text, getattr(step, "chunk", 16)):
+        if isinstance(step, Say) and step.gate is not None and sent >= step.gate_at:
+            await step.gate.wait()
+        yield _delta(body, content=piece)
+        sent += len(piece)
+    if isinstance(step, Garbage):
+        yield step.body.encode()
+    elif isinstance(step, ErrorEvent):
+        yield json.dumps({"error": {"message": step.message, "code": 500}}).encode()
+    elif isinstance(step, Say):
+        yield _chunk(body, [{"index": 0, "delta": {}, "finish_reason": step.finish}])
+        if step.usage and (body.get("stream_options") or {}).get("include_usage"):
+            yield _chunk(body, [], usage=_usage(body, step))
+        yield b"[DONE]"
+
+
+def _pieces(text: str, size: int) -> Iterator[str]:
+    return (text[i : i + size] for i in range(0, len(text), size))
+
+
+def _delta(body: dict[str, Any], **delta: str) -> bytes:
+    return _chunk(body, [{"index": 0, "delta": delta, "finish_reason": None}])
+
+
+def _chunk(body: dict[str, Any], choices: list[Any], **more: Any) -> bytes:
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": body["model"]}
+    return json.dumps({**head, "choices": choices, **more}).encode()
+
+
+def _completion(body: dict[str, Any], step: Say) -> dict[str, Any]:
+    message = {"role": "assistant", "content": step.text}
+    if step.reasoning:
+        message["reasoning_content"] = step.reasoning
+    whole: dict[str, Any] = {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 0,
+        "model": body["model"],
+        "choices": [{"index": 0, "message": message, "finish_reason": step.finish}],
+    }
+    if step.usage:
+        whole["usage"] = _usage(body, step)
+    return whole
+
+
+def _usage(body: dict[str, Any], step: Say) -> dict[str, int]:
+    asked = sum(count_tokens(str(m["content"])) for m in body["messages"])
+    said = count_tokens(step.reasoning + step.text)
+    return {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}
+
+
+def _error(step: Refuse) -> web.Response:
+    if step.page:
+        return web.Response(
+            status=step.status, text=step.page, content_type="text/html", headers=step.headers
+        )
+    error = {"message": step.message, "type": "error", "code": step.status}
+    return web.json_response({"error": error}, status=step.status, headers=step.headers)
+
+
+def _drop(request: web.Request) -> None:
+    transport = request.transport
+    if transport is not None:
+        transport.abort()
+
+
+@contextlib.contextmanager
+def serve_in_thread(server: ScriptedServer) -> Iterator[ScriptedServer]:
+    """Serve from a thread with its own event loop, for code that blocks."""
+    up = threading.Event()
+    loop = asyncio.new_event_loop()
+    over = asyncio.Event()
+
+    async def serve() -> None:
+        async with server:
+            up.set()
+            await over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    if not up.wait(20):
+        raise RuntimeError("the scripted server did not start")
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(20)
+        loop.close()
+
+
+async def _main(port: int, text: str) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        server = ScriptedServer(reply=lambda prompt: text)
+        await server.start(port)
+        stack.push_async_callback(server.close)
+        print(server.base_url, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Answer every chat request with one text.")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--text", default="ok")
+    options = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_main(options.port, options.text))
