@@ -8,12 +8,13 @@ checked: it costs more than everything else here together.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
@@ -31,15 +32,10 @@ __all__ = [
     "CellMeta",
     "CellState",
     "NotebookMeta",
-    "cell_meta",
     "check_writable",
-    "notebook_meta",
-    "put_meta",
     "record_path_for",
     "write_notebook",
 ]
-
-Meta = TypeVar("Meta", "NotebookMeta", "CellMeta")
 
 KEY = "rlm"
 """Where our metadata lies in that of a notebook or cell."""
@@ -47,11 +43,39 @@ KEY = "rlm"
 META_SCHEMA = 1
 """Version of the structs below. Fields are only ever added, so older readers go on working."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 CellState = Literal["open", "proposed", "running", "done", "failed", "skipped"]
 """``open``: the root still writes it. ``failed``: it ran and raised."""
 
 
-class NotebookMeta(msgspec.Struct, frozen=True, kw_only=True):
+class _Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept under `KEY`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The metadata as JSON has it."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+    @classmethod
+    def from_dict(cls, found: object) -> Self:
+        """What *found* in a notebook says.
+
+        Raises
+        ------
+        RecordError
+            It is of a newer version, or was changed so that it cannot be read.
+        """
+        try:
+            return msgspec.convert(found, cls)
+        except msgspec.ValidationError as error:
+            raise RecordError(
+                f"metadata.{KEY} of the notebook cannot be read ({error}); "
+                "remove it there to go on without"
+            ) from None
+
+
+class NotebookMeta(_Meta, frozen=True, kw_only=True):
     """What a notebook says about the runs in it; the state is that of the last one."""
 
     schema: int = META_SCHEMA
@@ -84,8 +108,19 @@ class NotebookMeta(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     prompt: PromptInfo | None = None
 
+    @classmethod
+    def from_dict(cls, found: object) -> Self:
+        """As `_Meta.from_dict`, and refused where a newer rlm-kernel wrote it."""
+        meta = super().from_dict(found)
+        if meta.schema > META_SCHEMA:
+            raise RecordError(
+                f"metadata.{KEY} of the notebook is of version {meta.schema} and this rlm-kernel "
+                f"reads up to {META_SCHEMA}; update rlm-kernel"
+            )
+        return meta
 
-class CellMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+
+class CellMeta(_Meta, frozen=True, kw_only=True, omit_defaults=True):
     """What a cell says about the turn that it belongs to."""
 
     run_id: str
@@ -110,52 +145,6 @@ class CellMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the root, for this turn: input and output."""
 
     subcalls: int = 0
-
-
-def put_meta(metadata: MutableMapping[str, Any], meta: NotebookMeta | CellMeta) -> None:
-    """Put *meta* under `KEY` of the metadata of a notebook or cell, in place of what was there."""
-    metadata[KEY] = msgspec.to_builtins(meta)
-
-
-def notebook_meta(metadata: Mapping[str, Any]) -> NotebookMeta | None:
-    """What the metadata of a notebook says of runs; ``None`` where it says nothing.
-
-    Raises
-    ------
-    RecordError
-        It is of a newer version, or was changed so that it cannot be read.
-    """
-    found = metadata.get(KEY)
-    if found is None:
-        return None
-    meta = _convert(found, NotebookMeta, "the notebook")
-    if meta.schema > META_SCHEMA:
-        raise RecordError(
-            f"the notebook's metadata is of version {meta.schema} and this rlm-kernel reads up to "
-            f"{META_SCHEMA}; update rlm-kernel"
-        )
-    return meta
-
-
-def cell_meta(metadata: Mapping[str, Any]) -> CellMeta | None:
-    """What the metadata of a cell says of its turn; ``None`` where it says nothing.
-
-    Raises
-    ------
-    RecordError
-        It was changed so that it cannot be read.
-    """
-    found = metadata.get(KEY)
-    return None if found is None else _convert(found, CellMeta, "a cell")
-
-
-def _convert(found: object, kind: type[Meta], of: str) -> Meta:
-    try:
-        return msgspec.convert(found, kind)
-    except msgspec.ValidationError as error:
-        raise RecordError(
-            f"metadata.{KEY} of {of} cannot be read ({error}); remove it to go on without"
-        ) from None
 
 
 def record_path_for(notebook: Path) -> Path:
@@ -213,7 +202,7 @@ def _serialised(nb: NotebookNode) -> bytes:
     from nbformat.v4 import writes
 
     try:
-        validate(nb)  # type: ignore[no-untyped-call]
+        validate(nb)
     except ValidationError as error:
         reason = str(error).strip().splitlines()[0]
         raise RecordError(
@@ -221,7 +210,7 @@ def _serialised(nb: NotebookNode) -> bytes:
             "correct or remove the cell that it names"
         ) from None
     # Lone surrogates have no UTF-8; their backslash form happens to be JSON's own escape.
-    text: str = writes(nb)
+    text: str = writes(nb)  # type: ignore[no-untyped-call]
     return (text if text.endswith("\n") else text + "\n").encode("utf-8", "backslashreplace")
 
 
@@ -272,7 +261,6 @@ def _reporting(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise RecordError(
-            f"cannot write the notebook {path}: {reason}; choose another path or make room there"
-        ) from error
+        reason = (error.strerror or str(error)).lower()
+        remedy = "make room there" if error.errno in _FULL else "choose another path"
+        raise RecordError(f"cannot write the notebook {path}: {reason}; {remedy}") from error
