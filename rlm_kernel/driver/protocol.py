@@ -6,7 +6,28 @@ TypeScript types are generated from them.
 
 A message from the kernel is an `Update`: a sequence number and a list of
 operations, at most 30 times a second. A gap in the numbers is closed with
-`Need`. Text is hashed with SHA-256 of its UTF-8, as hex (`source_sha`).
+`Need`; an update that holds a `Snapshot` closes any gap before it. Text is
+hashed with SHA-256 of its UTF-8, as hex (`source_sha`); offsets and lengths
+count Unicode code points.
+
+Who writes. Of the clients that can drive, one is elected: the first, and
+after it has closed its comm or fallen silent, the next. Cells are told to it
+alone (`OpenCell`, `Delta`, `CloseCell`, `RunCell` and the cells of a
+`Snapshot`); states, nodes and ends go to every client, and each may decide.
+A client that opens again under its old name takes its own place.
+
+The life of a cell. `OpenCell`, then `Delta`s that append to it, then
+`CloseCell` with the whole source: what was streamed is a guess at where prose
+ends and code begins, and the source at the close is right. A proposal that is
+regenerated or skipped is taken back by a `CloseCell` with an empty source,
+and the next attempt opens the same id again, with deltas from 0. Where a
+person has changed the cell, that cell stays theirs and the next attempt gets
+a new id. `RunCell` asks for the cell to be executed: the front end answers
+`Accepted` at once and sends the execute request. Where the cell's text has
+another hash it answers `Conflict` (or `Edited` where a person changed it) and
+executes nothing. `RunCell` may name a cell that ran while no front end was
+there: executing it shows the outputs that it had, and runs nothing again.
+Executing the cell that waits for a decision is a decision, whatever its text.
 """
 
 from __future__ import annotations
@@ -81,7 +102,8 @@ class OpenCell(_Operation, frozen=True, kw_only=True, tag="open"):
 
 class Delta(_Operation, frozen=True, kw_only=True, tag="delta"):
     """Append to a cell. Where *offset* is not the length of what the model wrote there, the
-    front end answers `Conflict`; a person's text is never overwritten."""
+    front end answers `Conflict`; a person's text is never overwritten. After a conflict the
+    kernel sends once more what follows the front end's *have* characters."""
 
     cell_id: str
     offset: int
@@ -137,6 +159,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     end: float = 0.0
     tokens: int = 0
     batch: str = ""
+    run_id: str = ""
+    """Id of the child run that it started; `parent` of the nodes below it."""
 
 
 class Nodes(_Operation, frozen=True, kw_only=True, tag="nodes"):
@@ -169,13 +193,21 @@ class CellSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(_Operation, frozen=True, kw_only=True, tag="snapshot"):
-    """All of a run so far. Answers `Open` and `Need` where the gap is too wide to repeat."""
+    """All of a run so far: sent at its start, after `Open`, and after `Need` where the gap is
+    too wide to repeat. Cells that are missing are inserted; one that is there and that no
+    person changed gets the source told here. `Open` is answered with an update without
+    operations where there is no run to tell of."""
 
     run_id: str
     query: str
     state: RunState
     turn: int
     cells: list[CellSnapshot]
+    """In the order of the notebook; empty for a client that does not drive."""
+
+    driving: bool = True
+    """False where another client drives this run, or none: it is shown in the output of the
+    cell that started it."""
 
 
 class Refused(_Operation, frozen=True, kw_only=True, tag="refused"):
@@ -207,6 +239,8 @@ class Open(_Request, frozen=True, kw_only=True, tag="open"):
     """First message, also as data of the comm_open. One client with *can_drive* is elected."""
 
     client: str
+    """Name of this page or host, unlike any other's and the same after a reload."""
+
     can_drive: bool
     schema: int = SCHEMA
 
@@ -221,7 +255,8 @@ class Decide(_Request, frozen=True, kw_only=True, tag="decide"):
 
 
 class Accepted(_Request, frozen=True, kw_only=True, tag="accepted"):
-    """The front end is about to execute this cell."""
+    """The front end is about to execute this cell. An execute request that carries no cell id
+    is known by this source."""
 
     cell_id: str
     source: str
@@ -229,14 +264,15 @@ class Accepted(_Request, frozen=True, kw_only=True, tag="accepted"):
 
 
 class Edited(_Request, frozen=True, kw_only=True, tag="edited"):
-    """A person changed the cell; the model's text is not appended to it any more."""
+    """A person changed the cell; the model's text is not appended to it any more. While the
+    cell is being written, the run waits at its pause point for the person to execute it."""
 
     cell_id: str
     source: str
 
 
 class Conflict(_Request, frozen=True, kw_only=True, tag="conflict"):
-    """A `Delta` did not fit: the cell holds *have* characters."""
+    """A `Delta` or `RunCell` did not fit: the cell holds *have* characters."""
 
     cell_id: str
     have: int
