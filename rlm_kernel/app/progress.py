@@ -1,0 +1,186 @@
+"""What a run looks like while it goes on, reduced from the driver's operations.
+
+No drawing here; see `rlm_kernel.app.terminal`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlm_kernel.driver.protocol import (
+    CloseCell,
+    Delta,
+    Final,
+    Node,
+    Nodes,
+    OpenCell,
+    Operation,
+    Snapshot,
+    State,
+)
+from rlm_kernel.engine.budget import Usage
+
+__all__ = ["Progress", "Subcalls", "Turn", "code_preview"]
+
+
+@dataclass
+class Subcalls:
+    """Counts of sub-calls by state."""
+
+    done: int = 0
+    running: int = 0
+    failed: int = 0
+
+    @property
+    def total(self) -> int:
+        """Sub-calls that were started."""
+        return self.done + self.running + self.failed
+
+
+@dataclass
+class Turn:
+    """One turn, as it is shown."""
+
+    number: int
+    started: float
+    ended: float | None = None
+    state: str = "proposing"
+    source: str = ""
+    tokens: int = 0
+    """Of the root and of the sub-calls, in this turn."""
+
+    subcalls: Subcalls = field(default_factory=Subcalls)
+
+    def seconds(self, now: float) -> float:
+        """Seconds that the turn has taken so far."""
+        return (self.ended or now) - self.started
+
+
+class Progress:
+    """The state of a run and its turns.
+
+    Parameters
+    ----------
+    clock
+        Seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started = clock()
+        self._nodes: dict[str, Node] = {}
+        self._code_cells: dict[str, int] = {}
+        self._run_id = ""
+        self._tokens_before = 0
+        self.root = ""
+        self.sub = ""
+        self.state = "idle"
+        self.reason = ""
+        self.usage = Usage()
+        self.subcalls = Subcalls()
+        self.turns: dict[int, Turn] = {}
+        self.final: Final | None = None
+
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self._started
+
+    def now(self) -> float:
+        """The clock's time."""
+        return self._clock()
+
+    def apply(self, op: Operation) -> None:
+        """Take one operation."""
+        match op:
+            case State():
+                self._on_state(op)
+            case OpenCell(kind="code"):
+                self._code_cells[op.cell_id] = op.turn
+            case Delta():
+                if op.cell_id in self._code_cells:
+                    self._turn(self._code_cells[op.cell_id]).source += op.text
+            case CloseCell():
+                if op.cell_id in self._code_cells:
+                    self._turn(self._code_cells[op.cell_id]).source = op.source
+            case Nodes():
+                for node in op.nodes:
+                    self._on_node(node)
+            case Snapshot():
+                self._on_snapshot(op)
+            case Final():
+                self._on_final(op)
+            case _:
+                pass
+
+    def _turn(self, number: int) -> Turn:
+        turn = self.turns.get(number)
+        if turn is None:
+            now = self._clock()
+            self._end_turns(now)
+            turn = self.turns[number] = Turn(number, now)
+            self._tokens_before = self.usage.tokens
+        return turn
+
+    def _end_turns(self, now: float) -> None:
+        for turn in self.turns.values():
+            if turn.ended is None:
+                turn.ended = now
+                if turn.state not in ("skipped", "failed", "stopped"):
+                    turn.state = "done"
+
+    def _on_state(self, op: State) -> None:
+        if self._run_id and op.run_id != self._run_id:
+            return  # a child run: its calls are counted with the run above it
+        self._run_id = op.run_id
+        self.state, self.reason = op.state, op.reason
+        self.root, self.sub = op.root or self.root, op.sub or self.sub
+        self.subcalls = Subcalls(op.subcalls_done, op.subcalls_running, op.subcalls_failed)
+        # A turn's first state still has the usage of the turns before it.
+        if op.turn > 0:
+            turn = self._turn(op.turn)
+            turn.tokens = op.usage.tokens - self._tokens_before
+            if turn.ended is None:
+                turn.state = "waiting for a decision" if op.awaiting else op.state
+        self.usage = op.usage
+
+    def _on_node(self, node: Node) -> None:
+        before = self._nodes.get(node.id)
+        self._nodes[node.id] = node
+        if node.parent != self._run_id or node.turn < 1:
+            return
+        counts = self._turn(node.turn).subcalls
+        if before is not None:
+            _count(counts, before.state, -1)
+        _count(counts, node.state, +1)
+
+    def _on_snapshot(self, op: Snapshot) -> None:
+        for cell in op.cells:
+            if cell.kind == "code":
+                self._code_cells[cell.cell_id] = cell.turn
+                self._turn(cell.turn).source = cell.source
+
+    def _on_final(self, op: Final) -> None:
+        if self._run_id and op.run_id != self._run_id:
+            return
+        self.final = op
+        self.state, self.reason, self.usage = op.state, op.reason, op.usage
+        if op.state != "answered":
+            for turn in self.turns.values():
+                if turn.ended is None:
+                    turn.state = op.state
+        self._end_turns(self._clock())
+
+
+def _count(counts: Subcalls, state: str, by: int) -> None:
+    setattr(counts, state, getattr(counts, state) + by)
+
+
+def code_preview(source: str, lines: int) -> list[str]:
+    """The lines of a cell that say most in little room: the last with something on them,
+    without the indentation that they share."""
+    full = [line.rstrip() for line in source.expandtabs(4).splitlines() if line.strip()]
+    shown = full[-lines:]
+    indent = min((len(line) - len(line.lstrip()) for line in shown), default=0)
+    return [line[indent:] for line in shown]

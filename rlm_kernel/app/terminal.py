@@ -1,0 +1,279 @@
+"""The live view of a run on standard error, and its plain form where that is no terminal.
+
+Both are fed by the operations of the driver and by nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from typing import TextIO
+
+from rich.bar import Bar
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rlm_kernel.app.progress import Progress, Subcalls, Turn, code_preview
+from rlm_kernel.driver.protocol import Operation
+
+__all__ = ["LiveView", "PlainView", "RunView", "View", "open_view", "wants_plain"]
+
+_REFRESH_S = 0.125
+_BAR_CELLS = 24
+_LIVE_LINES = 3
+"""Lines of source that are shown of the turn under way."""
+
+_STYLES = {
+    "done": "green",
+    "answered": "green",
+    "failed": "red",
+    "stopped": "yellow",
+    "executing": "cyan",
+    "proposing": "magenta",
+}
+_MARKS = {"done": "✓", "failed": "✗", "stopped": "■", "answered": "✓"}
+
+
+class View:
+    """A `Listener` that shows a run on one stream.
+
+    Parameters
+    ----------
+    title
+        What is worked on, such as the name and size of the prompt.
+    query
+        The question.
+    """
+
+    def __init__(self, title: str, query: str) -> None:
+        self.progress = Progress()
+        self.title = title
+        self.query = " ".join(query.split())
+
+    def operation(self, op: Operation) -> None:
+        """The kernel said this."""
+        self.progress.apply(op)
+
+    def note(self, text: str) -> None:
+        """The host says something, in one line."""
+
+    @contextlib.asynccontextmanager
+    async def shown(self) -> AsyncIterator[None]:
+        """Show the run while the body goes on."""
+        yield
+
+
+class PlainView(View):
+    """One line for every change of state; no colours, no cursor movement."""
+
+    def __init__(self, title: str, query: str, stream: TextIO | None = None) -> None:
+        super().__init__(title, query)
+        self._stream = stream or sys.stderr
+        self._last = ""
+        self._print(f"{self.title} · {self.query}")
+
+    def operation(self, op: Operation) -> None:
+        """Say what changed, if that is more than a count."""
+        super().operation(op)
+        line = self._line()
+        if line and line != self._last:
+            self._last = line
+            self._print(line + self._details())
+
+    def note(self, text: str) -> None:
+        """Say *text*."""
+        self._print(text)
+
+    def _line(self) -> str:
+        progress = self.progress
+        if progress.final is not None:
+            return f"{progress.state}" + (f": {progress.reason}" if progress.reason else "")
+        if not progress.turns:
+            return ""
+        turn = progress.turns[max(progress.turns)]
+        return f"turn {turn.number} {turn.state}"
+
+    def _details(self) -> str:
+        progress = self.progress
+        parts = [_tokens(progress.usage.tokens)] if progress.usage.tokens else []
+        if progress.subcalls.total:
+            parts.append(_subcalls_words(progress.subcalls))
+        return f" ({', '.join(parts)})" if parts else ""
+
+    def _print(self, text: str) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            print(f"[{self.progress.seconds():7.1f} s] {text}", file=self._stream, flush=True)
+
+
+class LiveView(View):
+    """A tree of turns that is drawn again in place, eight times a second."""
+
+    def __init__(self, title: str, query: str, console: Console) -> None:
+        super().__init__(title, query)
+        self._console = console
+        self._notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Show *text* under the tree; of several the last two."""
+        self._notes = [*self._notes[-1:], text]
+
+    @contextlib.asynccontextmanager
+    async def shown(self) -> AsyncIterator[None]:
+        """Draw until the body ends, then once more, as it stays."""
+        view = RunView(self)
+        with Live(view, console=self._console, auto_refresh=False) as live:
+            drawing = asyncio.create_task(_redraw(live))
+            try:
+                yield
+            finally:
+                drawing.cancel()
+                await asyncio.gather(drawing, return_exceptions=True)
+                live.refresh()
+
+    @property
+    def notes(self) -> list[str]:
+        """What is said under the tree."""
+        return self._notes
+
+
+async def _redraw(live: Live) -> None:
+    while True:
+        live.refresh()
+        await asyncio.sleep(_REFRESH_S)
+
+
+class RunView:
+    """The drawing of a `LiveView`, for the size that the console has at the moment."""
+
+    def __init__(self, view: LiveView) -> None:
+        self._view = view
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        head, foot = self._head(), self._foot()
+        room = max(options.size.height - len(head) - len(foot) - 1, 4)
+        yield Group(*head, *self._tree(room, options.max_width), *foot)
+
+    def _head(self) -> list[RenderableType]:
+        progress = self._view.progress
+        models = [
+            f"{word} {spec}" for word, spec in (("root", progress.root), ("sub", progress.sub))
+        ]
+        lines = [_cut("RLM  " + self._view.title, "bold"), _cut("“" + self._view.query + "”")]
+        if progress.root:
+            lines.append(_cut(" · ".join(models), "dim"))
+        return list(lines)
+
+    def _tree(self, room: int, width: int) -> list[RenderableType]:
+        """The turns, the newest ones where there is no room for all."""
+        turns = [self._view.progress.turns[n] for n in sorted(self._view.progress.turns)]
+        blocks = [
+            _turn_lines(turn, last=turn is turns[-1], width=width, now=self._now())
+            for turn in turns
+        ]
+        shown: list[list[RenderableType]] = []
+        for block in reversed(blocks):
+            if shown and sum(map(len, shown)) + len(block) > room - 1:
+                break
+            shown.insert(0, block)
+        hidden = len(blocks) - len(shown)
+        more = [Text(f"├─ … {hidden} earlier turns", style="dim")] if hidden else []
+        return [*more, *(line for block in shown for line in block)]
+
+    def _now(self) -> float:
+        return self._view.progress.now()
+
+    def _foot(self) -> list[RenderableType]:
+        progress = self._view.progress
+        parts = [_count_words(len(progress.turns), "turn")]
+        if progress.subcalls.total:
+            parts.append(_subcalls_words(progress.subcalls))
+        parts.append(_tokens(progress.usage.tokens))
+        if progress.usage.cost:
+            parts.append(f"${progress.usage.cost:.4f}")
+        parts.append(f"{progress.seconds():.1f} s")
+        state = Text(_MARKS.get(progress.state, "◆") + " ", style=_style(progress.state))
+        state.append(progress.state if progress.turns else "starting")
+        line = Text.assemble(state, " · ", " · ".join(parts), overflow="ellipsis", no_wrap=True)
+        reason = [_cut(progress.reason, "yellow")] if progress.reason else []
+        return [line, *reason, *(_cut(note, "yellow") for note in self._view.notes)]
+
+
+def _turn_lines(turn: Turn, *, last: bool, width: int, now: float) -> list[RenderableType]:
+    """A turn of the tree: its line, its source, its sub-calls."""
+    stem, rail = ("└─ ", "   ") if last else ("├─ ", "│  ")
+    head = Text(stem, style="dim", overflow="ellipsis", no_wrap=True)
+    head.append(f"turn {turn.number}", style="bold not dim")
+    head.append(f" · {turn.state}", style=f"not dim {_style(turn.state)}")
+    head.append(f" · {turn.seconds(now):.1f} s")
+    if turn.tokens:
+        head.append(f" · {_tokens(turn.tokens)}")
+    lines: list[RenderableType] = [head]
+    under_way = turn.ended is None
+    preview = code_preview(turn.source, _LIVE_LINES if under_way else 1)
+    lines.extend(_cut(f"{rail}  {line}", "" if under_way else "dim") for line in preview)
+    if turn.subcalls.total:
+        lines.append(_subcalls_line(rail, turn.subcalls, width))
+    return lines
+
+
+def _subcalls_line(rail: str, counts: Subcalls, width: int) -> RenderableType:
+    ended = counts.done + counts.failed
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    cells: list[RenderableType] = [Text(rail + " ", style="dim")]
+    if width >= 60 and counts.total > 1:
+        grid.add_column(width=_BAR_CELLS)
+        cells.append(Bar(counts.total, 0, ended, width=_BAR_CELLS, color="cyan"))
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    cells.append(Text(f"{ended}/{counts.total} " + _subcalls_states(counts)))
+    grid.add_row(*cells)
+    return grid
+
+
+def _subcalls_states(counts: Subcalls) -> str:
+    parts = [f"{counts.running} running"] if counts.running else []
+    if counts.failed:
+        parts.append(f"{counts.failed} failed")
+    return "sub-calls" + "".join(f" · {part}" for part in parts)
+
+
+def _subcalls_words(counts: Subcalls) -> str:
+    words = _count_words(counts.total, "sub-call")
+    return words + (f" ({counts.failed} failed)" if counts.failed else "")
+
+
+def _count_words(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def _tokens(count: int) -> str:
+    return _count_words(count, "token")
+
+
+def _style(state: str) -> str:
+    return _STYLES.get(state, "blue")
+
+
+def _cut(text: str, style: str = "") -> Text:
+    """*text* on one line, whatever the width. Control characters are shown, not obeyed."""
+    clean = "".join(c if c.isprintable() else "·" for c in text)
+    return Text(clean, style=style, overflow="ellipsis", no_wrap=True)
+
+
+def wants_plain(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether *stream* should get plain lines: it is no terminal, or a dumb one, or the
+    person asked for no colours."""
+    dumb = environ.get("TERM", "") in ("", "dumb")
+    return not stream.isatty() or dumb or bool(environ.get("NO_COLOR"))
+
+
+def open_view(title: str, query: str) -> View:
+    """The view that suits standard error."""
+    if wants_plain(sys.stderr, os.environ):
+        return PlainView(title, query)
+    return LiveView(title, query, Console(stderr=True))

@@ -1,0 +1,473 @@
+"""The headless host: drives one run in a real kernel process and writes its notebook.
+
+It is a front end without pixels. It speaks the comm ``rlm.driver`` as the
+JupyterLab extension does, inserts the cells that the root writes, executes
+them through ordinary execute requests and stores their outputs.
+
+One task reads each channel of the kernel; one works through the notebook and
+is the only one that sends execute requests, so cells never overlap. Whatever
+ends first (the work, the kernel, a person's patience) ends the run, and what
+was there is saved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from rlm_kernel.driver.document import Document
+from rlm_kernel.driver.kernel_process import KernelDied, KernelProcess
+from rlm_kernel.driver.outputs import CellOutputs
+from rlm_kernel.driver.protocol import (
+    TARGET,
+    Accepted,
+    CloseCell,
+    Conflict,
+    Delta,
+    Final,
+    FromFrontEnd,
+    Need,
+    Open,
+    OpenCell,
+    Operation,
+    Refused,
+    RunCell,
+    Snapshot,
+    State,
+    Stop,
+    Update,
+    source_sha,
+)
+from rlm_kernel.errors import RecordError, RLMError, UsageError
+
+__all__ = ["Host", "Listener", "Outcome", "RunRequest", "Silent"]
+
+_IDLE_GRACE_S = 10.0
+"""How long an execute reply may be ahead of the end of its output."""
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be run."""
+
+    prompt: str
+    """A file, a folder or a glob pattern, as ``%prompt`` takes it."""
+
+    query: str
+    options: dict[str, str]
+    """Options of ``%%rlm`` by long name without dashes, such as ``max-turns``."""
+
+    def opening_cells(self) -> list[tuple[str, str, str]]:
+        """Id, kind and source of the cells that start the run."""
+        options = "".join(f" --{name} {shlex.quote(value)}" for name, value in self.options.items())
+        return [
+            ("query", "markdown", _quoted(self.query)),
+            ("prompt", "code", f"%prompt {shlex.quote(self.prompt)}"),
+            ("start", "code", f"%%rlm{options}\n{self.query}"),
+        ]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How the run ended."""
+
+    final: Final | None
+    """``None`` where a person ended it before it could end itself."""
+
+    interrupted: bool
+    seconds: float
+    notebook: Path | None
+    unsaved: str = ""
+    """Why the notebook could not be saved; empty where it was."""
+
+
+class Listener(Protocol):
+    """What is told of a run as it goes: a view of it."""
+
+    def operation(self, op: Operation) -> None:
+        """The kernel said this."""
+
+    def note(self, text: str) -> None:
+        """The host has something to say, in one line."""
+
+
+class Silent:
+    """A listener that shows nothing."""
+
+    def operation(self, op: Operation) -> None:
+        """Nothing is shown."""
+
+    def note(self, text: str) -> None:
+        """Nothing is shown."""
+
+
+class _Execution:
+    """An execute request under way."""
+
+    def __init__(self, outputs: CellOutputs) -> None:
+        self.outputs = outputs
+        self.reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self.idle = asyncio.Event()
+
+
+class Host:
+    """Runs one `RunRequest`. Use an instance once.
+
+    Parameters
+    ----------
+    request
+        What to run.
+    document
+        The notebook to write; nothing must be in it yet.
+    listener
+        Is told of everything that the kernel says.
+    kernel_argv
+        Command of the kernel, with ``{connection_file}``; ours where not given.
+    environ
+        Added to the environment of the kernel.
+    start_timeout
+        Seconds that the kernel has to answer, and then the run to begin.
+    """
+
+    def __init__(
+        self,
+        request: RunRequest,
+        document: Document,
+        *,
+        listener: Listener | None = None,
+        kernel_argv: Sequence[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        start_timeout: float = 60.0,
+    ) -> None:
+        self.request = request
+        self.document = document
+        self.listener: Listener = listener or Silent()
+        self._argv = kernel_argv
+        self._environ = dict(environ or {})
+        self._start_timeout = start_timeout
+        self._kernel: KernelProcess | None = None
+        self._comm_id = uuid.uuid4().hex
+        self._executions: dict[str, _Execution] = {}
+        self._expected_seq: int | None = None
+        self._todo: asyncio.Queue[RunCell | Final] = asyncio.Queue()
+        self._heard = asyncio.Event()
+        self._run_id = ""
+        self._interrupts = 0
+        self._given_up = asyncio.Event()
+        self._started = time.monotonic()
+        self._unsaved = ""
+
+    # --- from outside -------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """A person pressed Ctrl-C: first the run is asked to stop, then everything is ended."""
+        self._interrupts += 1
+        if self._interrupts == 1 and self._run_id:
+            self._send(Stop())
+            self.listener.note("stopping the run; press Ctrl-C again to end it at once")
+        else:
+            self._given_up.set()
+
+    async def run(self) -> Outcome:
+        """Start the kernel, run, save; the kernel is gone when this returns or raises.
+
+        Raises
+        ------
+        UsageError
+            The prompt cannot be loaded or the run cannot be started as asked.
+        KernelDied
+            The kernel process ended in the middle.
+        RLMError
+            Anything else that kept the run from its end.
+        """
+        final: Final | None = None
+        try:
+            final = await self._unless_given_up(self._run_in_kernel())
+        finally:
+            self._save()
+        return Outcome(
+            final=final,
+            interrupted=self._interrupts > 0,
+            seconds=time.monotonic() - self._started,
+            notebook=self.document.path,
+            unsaved=self._unsaved,
+        )
+
+    # --- life of the run ----------------------------------------------------------------------
+
+    async def _unless_given_up(self, work: Coroutine[Any, Any, Final]) -> Final | None:
+        """Result of *work*, or ``None`` if a person ended it first."""
+        running = asyncio.create_task(work)
+        given_up = asyncio.create_task(self._given_up.wait())
+        try:
+            await asyncio.wait({running, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            return running.result() if running.done() else None
+        finally:
+            await _end(running, given_up)
+
+    async def _run_in_kernel(self) -> Final:
+        environ = dict(self._environ)
+        if self.document.path is not None:
+            environ["RLM_NOTEBOOK"] = str(self.document.path.absolute())
+        async with KernelProcess.open(
+            argv=self._argv, environ=environ, timeout=self._start_timeout
+        ) as kernel:
+            self._kernel = kernel
+            self.document.set_language(kernel.info.get("language_info", {}))
+            return await self._race(kernel)
+
+    async def _race(self, kernel: KernelProcess) -> Final:
+        """The work, unless the kernel dies or a channel breaks before."""
+        work = asyncio.create_task(self._work())
+        died = asyncio.create_task(kernel.died())
+        readers = [
+            asyncio.create_task(self._read(kernel.client.get_iopub_msg, self._on_iopub)),
+            asyncio.create_task(self._read(kernel.client.get_shell_msg, self._on_shell)),
+        ]
+        try:
+            await asyncio.wait({work, died, *readers}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            for reader in readers:
+                if reader.done():
+                    reader.result()
+            raise KernelDied(
+                f"the kernel {await died} in the middle of the run; "
+                "what it had done is in the notebook and the record"
+            )
+        finally:
+            await _end(work, died, *readers)
+
+    async def _work(self) -> Final:
+        self._open_comm()
+        for cell_id, kind, source in self.request.opening_cells():
+            self.document.add(kind, source, cell_id)
+            if kind == "code":
+                await self._execute_opening(cell_id)
+        self._save()
+        try:
+            async with asyncio.timeout(self._start_timeout):
+                await self._heard.wait()
+        except TimeoutError:
+            raise RLMError(
+                f"the kernel said nothing of the run within {self._start_timeout:g} seconds; "
+                "look at the outputs in the notebook"
+            ) from None
+        return await self._follow()
+
+    async def _execute_opening(self, cell_id: str) -> None:
+        execution = await self._execute(cell_id)
+        error = execution.outputs.error
+        if error is not None:
+            usage = error.get("ename") in ("UsageError", "PromptError")
+            raise (UsageError if usage else RLMError)(_one_line(error))
+
+    async def _follow(self) -> Final:
+        """Run the cells that the kernel announces until the run has ended."""
+        while True:
+            op = await self._todo.get()
+            if isinstance(op, Final):
+                self.document.add_ending(op)
+                self._note_final(op)
+                return op
+            await self._run_cell(op)
+            self._save()
+
+    async def _run_cell(self, op: RunCell) -> None:
+        source = self.document.source(op.cell_id)
+        if source is None or source_sha(source) != op.sha:
+            self._send(Conflict(cell_id=op.cell_id, have=len(source or "")))
+            return
+        self._send(Accepted(cell_id=op.cell_id, source=source, sha=op.sha))
+        started = time.monotonic()
+        execution = await self._execute(op.cell_id)
+        self.document.describe_execution(
+            op.cell_id,
+            ok=execution.reply.result().get("status") == "ok",
+            seconds=time.monotonic() - started,
+        )
+
+    def _note_final(self, op: Final) -> None:
+        self.document.note(
+            state=op.state,
+            response=op.response,
+            reason=op.reason,
+            usage=op.usage,
+            record=op.record,
+        )
+
+    def _save(self) -> None:
+        """Save, and go on without where that fails: an answer is worth more than its notebook."""
+        try:
+            self.document.save()
+            self._unsaved = ""
+        except RecordError as error:
+            if not self._unsaved:
+                self.listener.note(str(error))
+            self._unsaved = str(error)
+
+    # --- to the kernel ------------------------------------------------------------------------
+
+    def _request(
+        self, kind: str, content: dict[str, Any], metadata: dict[str, Any] | None = None
+    ) -> str:
+        assert self._kernel is not None
+        client = self._kernel.client
+        message = client.session.msg(kind, content, metadata=metadata)
+        client.shell_channel.send(message)
+        return str(message["header"]["msg_id"])
+
+    def _open_comm(self) -> None:
+        data = msgspec.to_builtins(Open(client="headless", can_drive=True))
+        self._request("comm_open", {"comm_id": self._comm_id, "target_name": TARGET, "data": data})
+
+    def _send(self, message: FromFrontEnd) -> None:
+        data = msgspec.to_builtins(message)
+        self._request("comm_msg", {"comm_id": self._comm_id, "data": data})
+
+    async def _execute(self, cell_id: str) -> _Execution:
+        """Execute a cell and wait for its reply and the end of its output."""
+        content: dict[str, Any] = {
+            "code": self.document.source(cell_id),
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": True,
+        }
+        execution = _Execution(self.document.start_outputs(cell_id))
+        msg_id = self._request("execute_request", content, {"cellId": cell_id})
+        self._executions[msg_id] = execution
+        await execution.reply
+        with contextlib.suppress(TimeoutError):
+            # The end of the output comes on another socket than the reply. It cannot be lost
+            # on the way, but a kernel under memory pressure may fail to send it.
+            async with asyncio.timeout(_IDLE_GRACE_S):
+                await execution.idle.wait()
+        return execution
+
+    # --- from the kernel ----------------------------------------------------------------------
+
+    async def _read(self, get: Callable[[], Any], take: Callable[[dict[str, Any]], None]) -> None:
+        while True:
+            take(await get())
+
+    def _on_shell(self, message: dict[str, Any]) -> None:
+        execution = self._executions.get(message["parent_header"].get("msg_id", ""))
+        if execution and message["msg_type"] == "execute_reply" and not execution.reply.done():
+            execution.reply.set_result(message["content"])
+
+    def _on_iopub(self, message: dict[str, Any]) -> None:
+        kind, content = message["msg_type"], message["content"]
+        if kind in ("comm_msg", "comm_close") and content.get("comm_id") == self._comm_id:
+            self._on_comm(kind, content)
+            return
+        execution = self._executions.get(message["parent_header"].get("msg_id", ""))
+        if execution is None:
+            return
+        if kind == "status":
+            if content.get("execution_state") == "idle":
+                execution.idle.set()
+        else:
+            # Also after the cell's end: a background task still writes into its own cell.
+            execution.outputs.message(kind, content)
+
+    def _on_comm(self, kind: str, content: dict[str, Any]) -> None:
+        if kind == "comm_close":
+            raise RLMError(
+                "the kernel closed the comm rlm.driver, without which no run can be driven; "
+                "check that it is the RLM kernel of this version"
+            )
+        try:
+            update = msgspec.convert(content.get("data"), Update)
+        except msgspec.ValidationError as error:
+            raise RLMError(
+                f"the kernel sent an update that this host does not understand ({error}); "
+                "use the kernel and the host of one version"
+            ) from error
+        if self._in_order(update):
+            for op in update.ops:
+                self._apply(op)
+
+    def _in_order(self, update: Update) -> bool:
+        """Whether *update* comes next. Asks for what is missing before it."""
+        expected = self._expected_seq
+        whole = any(isinstance(op, Snapshot) for op in update.ops)
+        if expected is None or update.seq == expected or (whole and update.seq > expected):
+            self._expected_seq = update.seq + 1
+            return True
+        if update.seq > expected:
+            self._send(Need(from_seq=expected))
+        return False
+
+    def _apply(self, op: Operation) -> None:
+        match op:
+            case OpenCell():
+                self.document.open(op)
+            case Delta():
+                have = self.document.append(op)
+                if have is not None:
+                    self._send(Conflict(cell_id=op.cell_id, have=have))
+            case CloseCell():
+                self.document.close(op)
+            case Snapshot():
+                self._begin(op.run_id)
+                self.document.restore(op)
+            case State():
+                self._on_state(op)
+            case RunCell():
+                self._todo.put_nowait(op)
+            case Final():
+                self._on_final(op)
+            case Refused():
+                self.listener.note(op.reason)
+        self.listener.operation(op)
+
+    def _on_state(self, op: State) -> None:
+        if op.run_id:
+            self._begin(op.run_id)
+        if op.run_id == self._run_id:
+            self.document.note(
+                state=op.state,
+                turns=op.turn,
+                usage=op.usage,
+                root=op.root,
+                sub=op.sub,
+                subcalls=op.subcalls_done + op.subcalls_failed,
+            )
+
+    def _on_final(self, op: Final) -> None:
+        self._begin(op.run_id)
+        if op.run_id == self._run_id:
+            self._todo.put_nowait(op)
+
+    def _begin(self, run_id: str) -> None:
+        """The run has begun; child runs have other ids and come later."""
+        if not self._run_id and run_id:
+            self._run_id = run_id
+            self.document.note(runs=[run_id], query=self.request.query)
+            self._heard.set()
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel *tasks* and wait until they are over."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _one_line(error: dict[str, Any]) -> str:
+    """An error output as one line."""
+    text = " ".join(str(error.get("evalue", "")).split())
+    return text or str(error.get("ename", "the cell failed without saying why"))
+
+
+def _quoted(query: str) -> str:
+    """The query as a block quote of Markdown, so that nothing in it is taken as a heading."""
+    return "\n".join(f"> {line}" for line in query.splitlines())
