@@ -64,7 +64,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     max_subcalls: int | None = 10_000
     max_depth: int = 1
-    """Depth at which a child run becomes a plain call: 1 allows none below the first."""
+    """Levels of child runs below the first run: 0 allows none, 1 children but no
+    grandchildren. Beyond it an ``rlm`` sub-call becomes a plain one."""
 
     max_concurrency: int = 32
     """Sub-calls under way at once in the whole tree."""
@@ -151,6 +152,11 @@ class Ledger:
     def child(self, budget: Budget | None = None) -> Ledger:
         """A ledger for a run that a sub-call of this one starts."""
         return Ledger(budget or self.budget, parent=self, clock=self._clock)
+
+    @property
+    def child_allowed(self) -> bool:
+        """Whether a sub-call of this run may start a child run, by all limits above it."""
+        return all(self.depth < ledger.budget.max_depth for ledger in self.line())
 
     @property
     def reserved(self) -> Cost:

@@ -241,6 +241,8 @@ class SubcallStarted(_Event, frozen=True, kw_only=True, tag=True):
     """Place in the batch."""
 
     params: SubcallParams = SubcallParams()
+    note: str = ""
+    """Why the call is another than was asked for, such as a plain one at the depth limit."""
 
 
 class SubcallEnded(_Event, frozen=True, kw_only=True, tag=True):
