@@ -1,0 +1,261 @@
+"""The engine in any Python program: ``RLM(root=…, sub=…).completion(P, query=…)``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlm_kernel import values
+from rlm_kernel.cells import PromptInfo
+from rlm_kernel.engine.budget import Budget, Usage
+from rlm_kernel.engine.decisions import Policy
+from rlm_kernel.engine.events import RunEnded, Stored
+from rlm_kernel.engine.roots import Root
+from rlm_kernel.errors import NoAnswer, PromptError, RLMError, UsageError
+from rlm_kernel.record import Record
+from rlm_kernel.repl import Repl
+from rlm_kernel.session.eventlog import EventLog
+from rlm_kernel.session.models import Models
+from rlm_kernel.session.session import Request, Session, new_id
+from rlm_kernel.session.settings import Settings
+from rlm_kernel.subcalls.endpoint import Endpoint
+from rlm_kernel.subcalls.scheduler import Scheduler
+
+__all__ = ["RLM", "CompletedRun", "Completion"]
+
+T = TypeVar("T")
+Prompt = str | Sequence[str] | Mapping[str, str] | Sequence[Mapping[str, str]]
+
+CHAT_QUERY = "P is a conversation, one message per item. Write the reply to its last message."
+DEFAULT_QUERY = "P is a task with its material. Do what it asks and set the result as the answer."
+
+
+class CompletedRun:
+    """A run that is over, as its record has it."""
+
+    def __init__(self, run_id: str, path: Path, ended: RunEnded) -> None:
+        self.run_id = run_id
+        self.record_path = path
+        self.state = ended.state
+        self.reason = ended.reason
+        self.turns = ended.turns
+        self.subcalls = ended.subcalls
+
+    def events(self) -> Iterator[Stored]:
+        """All events of the run, in order. Raises `RecordError` where the record is gone."""
+        record = Record.read(self.record_path)
+        try:
+            yield from record.events(self.run_id)
+        finally:
+            record.close()
+
+    def __repr__(self) -> str:
+        return f"<run {self.run_id}: {self.state} after {self.turns} turns>"
+
+
+class Completion:
+    """What a run came to."""
+
+    def __init__(self, ended: RunEnded, run: CompletedRun) -> None:
+        self.response: str = ended.response
+        """The answer as text."""
+        self.answer: object = None if ended.answer is None else values.decode(ended.answer)
+        """The answer with its Python type."""
+        self.usage: Usage = ended.usage
+        """Of the root and all sub-calls."""
+        self.run = run
+
+    def __str__(self) -> str:
+        return self.response
+
+    def __repr__(self) -> str:
+        return f"Completion(response={self.response[:80]!r}, run={self.run!r})"
+
+
+class RLM:
+    """A recursive language model (arXiv 2512.24601): a root that works on ``P`` in a REPL.
+
+    Parameters
+    ----------
+    root
+        Spec such as ``"openai:MODEL@URL"``, ``"playbook:FILE"``, or a `Root` of your own. One
+        of your own is used for one completion at a time.
+    sub
+        Spec of the model of sub-calls, or an `Endpoint` of your own; without it the root's.
+    dialect
+        ``"paper"`` or ``"rlms"``: names, prompt and answer protocol that the root expects.
+    budget
+        Limits of the whole tree of runs.
+    policy
+        Called with every proposal; decides what happens with it.
+    record
+        The SQLite file to append to; without it a new file in Jupyter's data folder.
+    on_event
+        Called with every event after it was recorded, on the thread that runs the engine.
+    environ
+        Where keys are looked up; the process's own where ``None``.
+
+    Notes
+    -----
+    Code that the root writes runs in a process of its own, without your keys. While it lives,
+    the calling process is undumpable (``PR_SET_DUMPABLE``), so that the code cannot read them
+    from this process either.
+
+    Examples
+    --------
+    >>> rlm = RLM(root="openai:qwen3@http://localhost:8000", sub="embedded")  # doctest: +SKIP
+    >>> rlm.completion(text, query="Which week had most outages?").response  # doctest: +SKIP
+    'week 37'
+    """
+
+    def __init__(
+        self,
+        root: str | Root = "",
+        sub: str | Endpoint = "",
+        *,
+        dialect: str = "paper",
+        budget: Budget | None = None,
+        policy: Policy | None = None,
+        record: str | Path | None = None,
+        on_event: Callable[[Stored], None] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._root = None if isinstance(root, str) else root
+        self._sub = None if isinstance(sub, str) else sub
+        self._settings = Settings(
+            root=(root or self._environ.get("RLM_ROOT", "")) if isinstance(root, str) else "",
+            sub=(sub or self._environ.get("RLM_SUB", "")) if isinstance(sub, str) else "",
+            dialect=dialect,
+            budget=budget or Budget(),
+        )
+        self._policy = policy
+        self._record = None if record is None else Path(record)
+        self._on_event = on_event
+        self._check()
+
+    def _check(self) -> None:
+        models = Models(self._environ, sub=self._sub)
+        if self._root is None:
+            models.check_root(self._settings.root)
+        if self._settings.sub:
+            models.sub_spec(self._settings)
+
+    def completion(
+        self, prompt: Prompt, query: str | None = None, *, root_prompt: str | None = None
+    ) -> Completion:
+        """Answer *query* about *prompt*. Works with and without a running event loop.
+
+        Parameters
+        ----------
+        prompt
+            The long input: a ``str``, a list or dict of ``str``, or chat messages
+            (``[{"role": …, "content": …}]``), which are replied to as in a chat call.
+        query
+            The question. ``root_prompt`` is another name for it.
+
+        Raises
+        ------
+        NoAnswer
+            The run was stopped by a limit or by its policy.
+        RLMError
+            The run failed; `RootError` where the root could not be asked.
+        UsageError, PromptError
+            Where the run cannot start.
+        """
+        return _run_anywhere(self.acompletion(prompt, query, root_prompt=root_prompt))
+
+    async def acompletion(
+        self, prompt: Prompt, query: str | None = None, *, root_prompt: str | None = None
+    ) -> Completion:
+        """`completion` for a program with an event loop of its own."""
+        if query is not None and root_prompt is not None:
+            raise UsageError("query and root_prompt are two names for one thing; give one of them")
+        plain, asked = _plain_prompt(prompt)
+        request = Request(query=query or root_prompt or asked, settings=self._settings)
+        log = EventLog(lambda: Record.open(self._record))
+        if self._on_event is not None:
+            log.subscribe(self._on_event)
+        repl = Repl.spawn()
+        session = Session(
+            repl,
+            log=log,
+            models=Models(self._environ, sub=self._sub),
+            scheduler=Scheduler(emit=log.emit),
+        )
+        try:
+            return await self._complete(session, request, plain)
+        finally:
+            await asyncio.shield(session.close())
+
+    async def _complete(
+        self, session: Session, request: Request, prompt: str | list[str] | dict[str, str]
+    ) -> Completion:
+        await session.repl.ready()
+        loaded: PromptInfo = await session.repl.load_prompt(prompt, source="program")
+        session.prompt_set(loaded)
+        run_id = new_id()
+        ended = await session.run_to_end(
+            request, root=self._root, policy=self._policy, run_id=run_id
+        )
+        run = CompletedRun(run_id, Path(session.log.path), ended)
+        if ended.state == "answered":
+            return Completion(ended, run)
+        error: RLMError
+        if ended.state == "stopped":
+            error = NoAnswer(f"the run stopped without an answer: {ended.reason}")
+        else:
+            error = RLMError(f"the run failed: {ended.reason}")
+        error.add_note(f"record: {run.record_path}, run {run_id}")
+        raise error
+
+
+def _plain_prompt(prompt: Prompt) -> tuple[str | list[str] | dict[str, str], str]:
+    """*prompt* as what ``P`` can be, and the query where none is given."""
+    if isinstance(prompt, str):
+        return prompt, DEFAULT_QUERY
+    if isinstance(prompt, Mapping):
+        return _checked(dict(prompt), prompt.values()), DEFAULT_QUERY
+    items = list(prompt)
+    if items and all(isinstance(item, Mapping) for item in items):
+        return [_message_text(item) for item in items], CHAT_QUERY  # type: ignore[arg-type]
+    return _checked(items, items), DEFAULT_QUERY  # type: ignore[return-value]
+
+
+def _message_text(message: Mapping[str, Any]) -> str:
+    content = message.get("content", "")
+    if isinstance(content, list):  # parts of a message, as chat APIs take them
+        content = "\n".join(str(part.get("text", "")) for part in content)
+    return f"{message.get('role', 'user')}: {content}"
+
+
+def _checked(prompt: Any, items: Any) -> Any:
+    if all(isinstance(item, str) for item in items):
+        return prompt
+    raise PromptError("P can be a str, or a list or dict of str; convert the other items first")
+
+
+def _run_anywhere(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run *coroutine* to its end, on a thread of its own where this one has a running loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    outcome: list[T | BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(asyncio.run(coroutine))
+        except BaseException as error:  # raised again below, on the caller's thread
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, name="rlm-completion")
+    thread.start()
+    thread.join()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]

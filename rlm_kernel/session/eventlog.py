@@ -1,0 +1,108 @@
+"""Records every event, then tells the listeners: the one way by which a fact becomes visible.
+
+Events are appended as they happen and committed once per turn of the event
+loop; only after the commit do listeners (driver, inline view, terminal) hear
+of them, in order. A burst of thousands of sub-calls thus costs one
+transaction per tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from rlm_kernel.engine.events import Event, Stored
+from rlm_kernel.errors import RecordError
+from rlm_kernel.record import Record
+
+__all__ = ["EventLog"]
+
+Listener = Callable[[Stored], None]
+
+
+class EventLog:
+    """Events of one REPL and of all runs below it.
+
+    Parameters
+    ----------
+    open_record
+        Called at the first event, so that a notebook that makes no run leaves no file.
+    on_broken
+        Called once when the record cannot be written any more. Listeners are still told of
+        the events that end the run; nothing else may be started.
+    """
+
+    def __init__(
+        self,
+        open_record: Callable[[], Record],
+        on_broken: Callable[[RecordError], None] = lambda error: None,
+    ) -> None:
+        self._open_record = open_record
+        self._record: Record | None = None
+        self._listeners: list[Listener] = []
+        self._pending: list[Stored] = []
+        self._scheduled = False
+        self._unrecorded = 0
+        self.broken: RecordError | None = None
+        self.on_broken = on_broken
+
+    @property
+    def record(self) -> Record:
+        """The record, opened at the first use. Raises `RecordError`."""
+        if self._record is None:
+            self._record = self._open_record()
+        return self._record
+
+    @property
+    def path(self) -> str:
+        """Where the record lies; empty while nothing was recorded."""
+        return "" if self._record is None else str(self._record.path)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call *listener* with every event from now on; returns how to end that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def emit(self, run_id: str, event: Event) -> None:
+        """Append *event*; listeners hear of it after the commit."""
+        self._pending.append(self._append(run_id, event))
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Commit what was appended and tell the listeners."""
+        self._scheduled = False
+        if not self._pending:
+            return
+        if self._record is not None and self.broken is None:
+            try:
+                self._record.commit()
+            except RecordError as error:
+                self._break(error)
+        events, self._pending = self._pending, []
+        for stored in events:
+            for listener in tuple(self._listeners):
+                listener(stored)
+
+    def close(self) -> None:
+        """Commit and close the record."""
+        self.flush()
+        if self._record is not None:
+            self._record.close()
+            self._record = None
+
+    def _append(self, run_id: str, event: Event) -> Stored:
+        if self.broken is None:
+            try:
+                return self.record.append(run_id, event)
+            except RecordError as error:
+                self._break(error)
+        self._unrecorded -= 1
+        return Stored(self._unrecorded, run_id, time.time(), event)
+
+    def _break(self, error: RecordError) -> None:
+        self.broken = error
+        # Not from within emit(): the run that emits is in the middle of a step.
+        asyncio.get_running_loop().call_soon(self.on_broken, error)

@@ -1,0 +1,134 @@
+"""Turns specs into roots and endpoints, each endpoint once per process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from rlm_kernel.config import EndpointSpec, api_key_for, parse_root_spec, parse_sub_spec
+from rlm_kernel.engine.roots import HumanRoot, PlaybookRoot, Root
+from rlm_kernel.errors import UsageError
+from rlm_kernel.session.settings import Settings
+from rlm_kernel.subcalls.endpoint import Endpoint
+
+__all__ = ["Models"]
+
+_SPEC_KINDS = ("openai:", "embedded")
+
+
+class Models:
+    """The models that a tree of runs asks.
+
+    Parameters
+    ----------
+    environ
+        Where keys and base URLs are looked up.
+    sub
+        An endpoint to use in place of what settings name (a program's own).
+    """
+
+    def __init__(self, environ: Mapping[str, str], *, sub: Endpoint | None = None) -> None:
+        self._environ = environ
+        self._given = sub
+        self._endpoints: dict[str, Endpoint] = {}
+
+    async def root(self, spec: str, query: str) -> Root:
+        """A new root for one run. Raises `UsageError` for a spec that names none."""
+        if not spec:
+            raise UsageError("no root is chosen: give --root openai:MODEL@URL, or set RLM_ROOT")
+        parsed = parse_root_spec(spec, self._environ)
+        if parsed.kind == "human":
+            return HumanRoot()
+        if parsed.kind == "playbook":
+            return PlaybookRoot.from_file(Path(parsed.path), query=query)
+        return await self._chat_root(parsed)
+
+    async def _chat_root(self, spec: EndpointSpec) -> Root:
+        from rlm_kernel.engine.chat_root import ChatRoot
+
+        if spec.kind == "embedded":
+            from rlm_kernel.subcalls.embedded import embedded_server
+
+            server = await embedded_server()
+            return ChatRoot(
+                spec.model, base_url=server.base_url, api_key=server.api_key, name=str(spec)
+            )
+        key = api_key_for(spec, self._environ)
+        return ChatRoot(spec.model, base_url=spec.base_url, api_key=key, name=str(spec))
+
+    def check_root(self, spec: str) -> None:
+        """Raise `UsageError` where *spec* names no root or its key is missing."""
+        if not spec:
+            raise UsageError("no root is chosen: give --root openai:MODEL@URL, or set RLM_ROOT")
+        parsed = parse_root_spec(spec, self._environ)
+        if parsed.kind == "openai":
+            api_key_for(parsed, self._environ)
+        if parsed.kind == "playbook" and not Path(parsed.path).is_file():
+            raise UsageError(f"there is no playbook {parsed.path!r}: give the path of a file")
+
+    def sub_spec(self, settings: Settings) -> EndpointSpec:
+        """What sub-calls go to. Raises `UsageError` where nothing was chosen."""
+        if settings.sub:
+            return parse_sub_spec(settings.sub, self._environ)
+        if settings.root:
+            root = parse_root_spec(settings.root, self._environ)
+            if root.kind in ("openai", "embedded"):
+                return root
+        raise UsageError(
+            "no model for sub-calls is chosen: give --sub openai:MODEL@URL or --sub embedded, "
+            "or set RLM_SUB"
+        )
+
+    def sub_name(self, settings: Settings) -> str:
+        """The spec of the model of sub-calls; empty where nothing was chosen."""
+        if self._given is not None:
+            return self._given.spec
+        try:
+            return str(self.sub_spec(settings))
+        except UsageError:
+            return ""
+
+    def sub(self, settings: Settings, model: str | None) -> Endpoint:
+        """The endpoint for a sub-call that names *model*: a model of the same server, or a spec."""
+        if model is not None and model.startswith(_SPEC_KINDS):
+            return self._endpoint(parse_sub_spec(model, self._environ))
+        if self._given is not None:
+            return self._given
+        return self._endpoint(self.sub_spec(settings))
+
+    def child_settings(self, settings: Settings, model: str | None) -> Settings:
+        """Settings of a child run: its root writes code, so it is a chat model in any case.
+
+        The root of the parent serves where it is one, else the model of the sub-calls.
+        """
+        if model is not None and model.startswith(_SPEC_KINDS):
+            root = model
+        elif settings.root and parse_root_spec(settings.root, self._environ).kind == "openai":
+            parsed = parse_root_spec(settings.root, self._environ)
+            root = str(msgspec.structs.replace(parsed, model=model or parsed.model))
+        else:
+            root = self.sub_name(settings)
+        return msgspec.structs.replace(settings, root=root, policy="run")
+
+    def _endpoint(self, spec: EndpointSpec) -> Endpoint:
+        name = str(spec)
+        if name not in self._endpoints:
+            self._endpoints[name] = self._open(spec)
+        return self._endpoints[name]
+
+    def _open(self, spec: EndpointSpec) -> Endpoint:
+        if spec.kind == "embedded":
+            from rlm_kernel.subcalls.embedded import EmbeddedEndpoint
+
+            return EmbeddedEndpoint()
+        from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+
+        return OpenAIEndpoint(spec, api_key=api_key_for(spec, self._environ))
+
+    async def close(self) -> None:
+        """Drop all connections."""
+        endpoints, self._endpoints = list(self._endpoints.values()), {}
+        for endpoint in endpoints:
+            await endpoint.close()

@@ -1,0 +1,316 @@
+"""The session behind a notebook: what a person does to a run, and where its cells appear.
+
+A run that ``%%rlm`` starts goes on in the background where a driver is
+connected: its cells come up in the notebook and are executed by the front
+end. Without a driver it goes on in the output of the cell that started it,
+which ends when the run ends or waits for a decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rlm_kernel.cells import CellResult, Display, ErrorOutput, Output
+from rlm_kernel.driver.hub import Claim, Hub
+from rlm_kernel.driver.inline import InlineView
+from rlm_kernel.engine.decisions import Decision
+from rlm_kernel.engine.events import RunEnded, RunPaused, Stored
+from rlm_kernel.engine.roots import HumanRoot, Message
+from rlm_kernel.engine.run import Run
+from rlm_kernel.errors import RLMError, UsageError
+from rlm_kernel.record import Record, record_path_for
+from rlm_kernel.repl import Executed, Repl
+from rlm_kernel.repl.messages import RunCommand, StartRun
+from rlm_kernel.session.commands import answer_command
+from rlm_kernel.session.eventlog import EventLog
+from rlm_kernel.session.human import HumanExecutor
+from rlm_kernel.session.models import Models
+from rlm_kernel.session.session import DirectExecutor, FrontEnd, Request, Session
+from rlm_kernel.session.settings import Settings, with_options
+from rlm_kernel.subcalls.scheduler import Scheduler
+
+__all__ = ["NotebookSession", "notebook_path"]
+
+Publish = Callable[[Output], None]
+
+
+def notebook_path(environ: Mapping[str, str]) -> Path | None:
+    """The notebook that this kernel belongs to, where the one who started it has said so."""
+    if given := environ.get("RLM_NOTEBOOK"):
+        return Path(given)
+    name = Path(environ.get("JPY_SESSION_NAME", ""))
+    # The server gives a path in its own tree; the kernel's folder is the notebook's.
+    return Path.cwd() / name.name if name.suffix == ".ipynb" else None
+
+
+class NotebookSession(Session):
+    """A `Session` with a person at a front end.
+
+    Parameters
+    ----------
+    repl
+        Started or starting.
+    front_end
+        The kernel.
+    environ
+        Where RLM_ROOT, RLM_SUB, RLM_NOTEBOOK and keys are looked up.
+    """
+
+    def __init__(
+        self, repl: Repl, front_end: FrontEnd, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        notebook = notebook_path(environ)
+        path = None if notebook is None else record_path_for(notebook)
+        log = EventLog(lambda: Record.open(path))
+        super().__init__(
+            repl,
+            log=log,
+            models=Models(environ),
+            scheduler=Scheduler(emit=log.emit),
+            front_end=front_end,
+        )
+        self.settings = Settings(root=environ.get("RLM_ROOT", ""), sub=environ.get("RLM_SUB", ""))
+        self.hub = Hub(asyncio.get_running_loop())
+        self._requested: Request | None = None
+        self._task: asyncio.Task[RunEnded] | None = None
+        self._human: HumanExecutor | None = None
+        self._history: Sequence[Message] = ()
+        self._publish: Publish = _unseen
+        self._released = asyncio.Event()
+        self.log.subscribe(self._on_event)
+
+    # --- cells ----------------------------------------------------------------------------
+
+    async def execute_request(
+        self,
+        code: str,
+        *,
+        silent: bool,
+        store_history: bool,
+        user_expressions: dict[str, str],
+        allow_stdin: bool,
+        header: dict[str, Any],
+        cell_id: str,
+        on_start: Callable[[int], None],
+        publish: Publish,
+    ) -> Executed:
+        """Run a cell of the front end's: a person's, or one that the root proposed."""
+        claim = None if silent else self.hub.claim(cell_id, code)
+        if claim is not None:
+            return await self._execute_claim(claim, code, header, on_start, publish)
+        if self._human is not None and not silent and not _is_command(code):
+            return await self._execute_as_root(code, header, on_start, publish)
+        executed = await self.repl.execute(
+            code,
+            silent=silent,
+            store_history=store_history,
+            user_expressions=user_expressions,
+            allow_stdin=allow_stdin,
+            parent=header,
+            on_output=publish,
+            on_start=on_start,
+        )
+        return await self._after_cell(executed, cell_id, publish)
+
+    async def _execute_claim(
+        self,
+        claim: Claim,
+        code: str,
+        header: dict[str, Any],
+        on_start: Callable[[int], None],
+        publish: Publish,
+    ) -> Executed:
+        if claim.replay is not None:
+            # Ran while no front end was there: show what it printed, run nothing again.
+            for output in claim.replay.outputs:
+                publish(output)
+            return Executed(cell=0, result=claim.replay)
+        try:
+            executed = await self.execute_turn(
+                await claim.turn(),
+                code,
+                self._history,
+                header=header,
+                on_start=on_start,
+                on_output=publish,
+            )
+        except BaseException as error:
+            claim.failed(error)
+            raise
+        claim.done(executed.result)
+        return executed
+
+    async def _execute_as_root(
+        self,
+        code: str,
+        header: dict[str, Any],
+        on_start: Callable[[int], None],
+        publish: Publish,
+    ) -> Executed:
+        assert self._human is not None
+        assert self._task is not None
+        executed = await self._human.turn(
+            code,
+            self._task,
+            lambda turn, history: self.execute_turn(
+                turn, code, history, header=header, on_start=on_start, on_output=publish
+            ),
+        )
+        if self._task.done():
+            self._publish = publish
+            return self._ended(executed, publish)
+        return executed
+
+    async def _after_cell(self, executed: Executed, cell_id: str, publish: Publish) -> Executed:
+        """Start the run that the cell asked for, and stay with a run that has no driver."""
+        request, self._requested = self._requested, None
+        if request is not None:
+            try:
+                await self._start(request, cell_id, publish)
+            except RLMError as error:
+                return _failed(executed, error, publish)
+        if self._task is None or self.hub.has_driver or self._human is not None:
+            return executed
+        if not self._task.done() and not self._waits():
+            self._publish = publish
+            self._released.clear()
+            await self._released.wait()
+        return self._ended(executed, publish) if self._task.done() else executed
+
+    def _waits(self) -> bool:
+        return self.run is not None and self.run.proposal is not None
+
+    def _ended(self, executed: Executed, publish: Publish) -> Executed:
+        task, self._task, self._human = self._task, None, None
+        assert task is not None
+        try:
+            ended = task.result()
+        except RLMError as error:
+            return _failed(executed, error, publish)
+        if ended.state == "failed":
+            return _failed(executed, RLMError(f"the run failed: {ended.reason}"), publish)
+        return executed
+
+    # --- runs -----------------------------------------------------------------------------
+
+    async def start_run(self, request: StartRun) -> str:
+        """``%%rlm``: check what was asked; the run starts when the cell has ended."""
+        if self._task is not None and not self._task.done():
+            raise UsageError("a run is already going on; %rlm stop ends it, %rlm status shows it")
+        if self.log.broken is not None:
+            raise self.log.broken
+        query = request.query.strip()
+        if not query:
+            raise UsageError("%%rlm needs a query: write it below the %%rlm line")
+        settings = with_options(self.settings, request.options)
+        self.models.check_root(settings.root)
+        if settings.sub:
+            self.models.sub_spec(settings)
+        if self.prompt is None:
+            raise UsageError("no prompt is loaded; load one with %prompt FILE")
+        self._requested = Request(query=query, settings=settings)
+        return f"root {settings.root} · sub-calls {self.models.sub_name(settings) or 'none'}"
+
+    async def _start(self, request: Request, cell_id: str, publish: Publish) -> None:
+        root = await self.models.root(request.settings.root, request.query)
+        human = HumanExecutor() if isinstance(root, HumanRoot) else None
+        if human is not None:
+            executor: Any = human
+        elif self.hub.has_driver:
+            executor = HubExecutor(self)
+        else:
+            executor = DirectExecutor(self)
+        run = await self.prepare(request, root=root, executor=executor)
+        if human is not None:
+            human.root = root
+        self._human = human
+        self._publish = publish
+        if human is None:
+            self.hub.attach(run, after=cell_id, record=self.log.path)
+        if not self.hub.has_driver or human is not None:
+            view = InlineView(self._display, request.query)
+            self.log.subscribe(view.on_event)
+        self._task = asyncio.get_running_loop().create_task(self.finish(run))
+
+    def _display(
+        self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, update: bool
+    ) -> None:
+        self._publish(Display(data, metadata, display_id, update))
+
+    def _on_event(self, stored: Stored) -> None:
+        self.hub.on_event(stored)
+        if isinstance(stored.event, RunPaused | RunEnded):
+            own = self.run is None or stored.run_id == self.run.run_id
+            if own:
+                # After the listeners that show it, and after the task has taken notice.
+                asyncio.get_running_loop().call_soon(self._released.set)
+
+    async def run_command(self, request: RunCommand) -> str:
+        """``%rlm COMMAND``."""
+        return answer_command(self, request.command, request.args)
+
+    def set_history(self, history: Sequence[Message]) -> None:
+        """Messages that the next cell of a run adds to ``history``."""
+        self._history = history
+
+    def interrupt(self) -> None:
+        """Interrupt the running cell; a run pauses, and the cell that shows it ends."""
+        super().interrupt()
+        self._released.set()
+
+    def decide(self, decision: Decision) -> Run:
+        """Decide about the waiting proposal. Raises `UsageError` where there is none."""
+        if self.run is None or self.run.proposal is None:
+            raise UsageError("no proposal waits for a decision; %rlm status shows the run")
+        self.run.decide(decision)
+        return self.run
+
+    async def close(self) -> None:
+        """End the run and the worker."""
+        task = self._task
+        if self.run is not None:
+            self.run.stop("the kernel was shut down")
+        if task is not None and not task.done():
+            await asyncio.wait([task], timeout=2)
+            task.cancel()
+        await super().close()
+
+
+class HubExecutor:
+    """Lets the front end execute the cells of a run, so that they are cells of the notebook."""
+
+    def __init__(self, session: NotebookSession) -> None:
+        self._session = session
+        self._direct = DirectExecutor(session)
+
+    async def execute(self, turn: int, source: str, history: Sequence[Message]) -> CellResult:
+        """Run one cell, by the driver, or straight where it is gone."""
+        self._session.set_history(history)
+        return await self._session.hub.execute(
+            turn, source, lambda: self._direct.execute(turn, source, history)
+        )
+
+    def interrupt(self) -> None:
+        """Interrupt the cell that runs."""
+        self._direct.interrupt()
+
+
+def _unseen(output: Output) -> None:
+    """Before the first cell there is nowhere to show anything."""
+
+
+def _is_command(code: str) -> bool:
+    return code.lstrip().startswith(("%rlm", "%%rlm", "%prompt", "%%prompt"))
+
+
+def _failed(executed: Executed, error: RLMError, publish: Publish) -> Executed:
+    shown = ErrorOutput(type(error).__name__, str(error), [f"{type(error).__name__}: {error}"])
+    publish(shown)
+    result = msgspec.structs.replace(executed.result, ok=False, error=shown)
+    return msgspec.structs.replace(executed, result=result)

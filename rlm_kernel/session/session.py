@@ -1,0 +1,430 @@
+"""One REPL with what it needs: models, scheduler, record, and the run that works in it.
+
+This is the only room that knows all others. The kernel, the library
+(`rlm_kernel.RLM`) and every child run have a `Session`; what differs between
+them is who is asked for input and who looks at the output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from rlm_kernel.cells import CellResult, Output, PromptInfo, SubcallParams
+from rlm_kernel.engine.budget import Budget, Ledger
+from rlm_kernel.engine.decisions import Policy, ask, automatic
+from rlm_kernel.engine.dialects import dialect_named
+from rlm_kernel.engine.events import RunEnded, WorkerLost
+from rlm_kernel.engine.roots import Message, Root
+from rlm_kernel.engine.run import Executor, Run
+from rlm_kernel.errors import RecordError, RLMError, SubcallError, UsageError
+from rlm_kernel.repl import Executed, Repl
+from rlm_kernel.repl.messages import (
+    CommFromWorker,
+    RunCommand,
+    SendSubcalls,
+    StartRun,
+    SubcallFailure,
+    SubcallResult,
+)
+from rlm_kernel.session.eventlog import EventLog
+from rlm_kernel.session.models import Models
+from rlm_kernel.session.settings import Settings
+from rlm_kernel.subcalls.scheduler import ChildOutcome, Outcome, Scheduler
+
+__all__ = ["CHILD_QUERY", "FrontEnd", "Request", "Session", "new_id"]
+
+CHILD_QUERY = "P is a task with its material. Do what it asks and set the result as the answer."
+"""What a child run is asked where the caller gave only a prompt."""
+
+
+def new_id() -> str:
+    """12 hex digits."""
+    return secrets.token_hex(6)
+
+
+class FrontEnd(Protocol):
+    """Who looks at the REPL: a kernel's front end, or nobody."""
+
+    def output(self, cell: int, output: Output) -> None:
+        """Show output that came after its cell had ended."""
+
+    async def get_input(self, cell: int, prompt: str, password: bool) -> str | None:
+        """Ask the person; ``None`` is end of file."""
+
+    def comm(self, message: CommFromWorker) -> None:
+        """Pass on a widget's message."""
+
+
+class Nobody:
+    """The front end of a REPL that nobody looks at."""
+
+    def output(self, cell: int, output: Output) -> None:
+        """Dropped: there is no cell to show it in."""
+
+    async def get_input(self, cell: int, prompt: str, password: bool) -> str | None:
+        """Refused."""
+        raise UsageError("input() needs a person, and nobody watches this run; remove the call")
+
+    def comm(self, message: CommFromWorker) -> None:
+        """Dropped: there is no front end."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that was asked for."""
+
+    query: str
+    settings: Settings
+    depth: int = 0
+    parent_run_id: str = ""
+    parent_call_id: str = ""
+
+
+MakeExecutor = Callable[[], Executor]
+
+
+class Session:
+    """A REPL, the runs in it and the sub-calls from it.
+
+    Parameters
+    ----------
+    repl
+        Started or starting; the session closes it.
+    log, models, scheduler
+        Shared by the sessions of one tree of runs.
+    front_end
+        Who is asked for input and sees late output.
+    owner
+        True where closing this session closes *log*, *models* and *scheduler* too.
+    """
+
+    def __init__(
+        self,
+        repl: Repl,
+        *,
+        log: EventLog,
+        models: Models,
+        scheduler: Scheduler,
+        front_end: FrontEnd | None = None,
+        owner: bool = True,
+    ) -> None:
+        self.repl = repl
+        self.log = log
+        self.models = models
+        self.scheduler = scheduler
+        self.front_end: FrontEnd = front_end or Nobody()
+        self.run: Run | None = None
+        self.prompt: PromptInfo | None = None
+        self.settings = Settings()
+        self.turn = 0
+        self._owner = owner
+        self._person = Ledger(Budget(max_subcalls=None))
+        self._ledger: Ledger | None = None
+        self._restore = False
+        repl.handler = self
+        if owner:
+            log.on_broken = self._record_broken
+
+    # --- runs -----------------------------------------------------------------------------
+
+    async def run_to_end(
+        self,
+        request: Request,
+        *,
+        root: Root | None = None,
+        executor: Executor | None = None,
+        policy: Policy | None = None,
+        ledger: Ledger | None = None,
+        run_id: str = "",
+    ) -> RunEnded:
+        """Work on *request* until it is answered, stopped or failed.
+
+        Raises
+        ------
+        UsageError
+            Where the run cannot start: no prompt, no root, an unknown spec or dialect.
+        RecordError
+            Where the record cannot be written.
+        """
+        run = await self.prepare(
+            request, root=root, executor=executor, policy=policy, ledger=ledger, run_id=run_id
+        )
+        return await self.finish(run)
+
+    async def prepare(
+        self,
+        request: Request,
+        *,
+        root: Root | None = None,
+        executor: Executor | None = None,
+        policy: Policy | None = None,
+        ledger: Ledger | None = None,
+        run_id: str = "",
+    ) -> Run:
+        """Everything before the first turn; see `run_to_end` for what it raises."""
+        if self.run is not None:
+            raise UsageError("a run is already going on in this REPL; %rlm stop ends it")
+        settings = request.settings
+        dialect = dialect_named(settings.dialect)
+        run_id = run_id or new_id()
+        ready = await self.repl.begin(run_id, [])
+        if ready.prompt is None:
+            raise UsageError(ready.error or "no prompt is loaded; load one with %prompt FILE")
+        self.prompt = ready.prompt
+        root = root or await self.models.root(settings.root, request.query)
+        await self._record_prompt(ready.prompt)
+        self._ledger = ledger or Ledger(settings.budget)
+        self.settings = settings
+        self.run = Run(
+            run_id=run_id,
+            query=request.query,
+            prompt=ready.prompt,
+            root=root,
+            dialect=dialect,
+            executor=executor or DirectExecutor(self),
+            ledger=self._ledger,
+            emit=lambda event: self.log.emit(run_id, event),
+            policy=policy or (ask if settings.policy == "ask" else automatic),
+            root_spec=root.name,
+            sub_spec=self.models.sub_name(settings),
+            depth=request.depth,
+            parent_run_id=request.parent_run_id,
+            parent_call_id=request.parent_call_id,
+        )
+        return self.run
+
+    async def finish(self, run: Run) -> RunEnded:
+        """Let *run* work until its end, and give back what it held."""
+        try:
+            return await run.run()
+        finally:
+            self.run = None
+            self.turn = 0
+            self._ledger = None
+            await run.root.close()
+            self.log.flush()
+
+    async def _record_prompt(self, prompt: PromptInfo) -> None:
+        record = self.log.record
+        if record.has_prompt(prompt.sha256):
+            return
+        with record.prompt_writer(prompt) as writer:
+            async for chunk in self.repl.read_prompt():
+                writer.write(chunk)
+
+    def _record_broken(self, error: RecordError) -> None:
+        if self.run is not None:
+            self.run.fail(str(error))
+
+    # --- cells ----------------------------------------------------------------------------
+
+    async def execute_turn(
+        self,
+        turn: int,
+        source: str,
+        history: Sequence[Message],
+        *,
+        on_output: Callable[[Output], None] | None = None,
+        header: dict[str, object] | None = None,
+        on_start: Callable[[int], None] | None = None,
+    ) -> Executed:
+        """Run the cell of *turn* in the REPL, restoring ``P`` first where a worker was lost."""
+        await self._restore_prompt()
+        self.turn = turn
+        try:
+            return await self.repl.execute(
+                source,
+                turn=turn,
+                history=[{"role": m.role, "content": m.content} for m in history],
+                parent=header,
+                on_output=on_output,
+                on_start=on_start,
+            )
+        finally:
+            self.turn = 0
+
+    async def _restore_prompt(self) -> None:
+        if not self._restore or self.run is None or self.prompt is None:
+            return
+        self._restore = False
+        chunks = self.log.record.prompt_chunks(self.prompt.sha256)
+        await self.repl.load_prompt_chunks(chunks, kind=self.prompt.kind, source=self.prompt.source)
+        messages = [{"role": m.role, "content": m.content} for m in self.run.history]
+        await self.repl.begin(self.run.run_id, messages)
+
+    def interrupt(self) -> None:
+        """Interrupt the running cell; a run pauses at its next proposal."""
+        if self.run is not None:
+            self.run.pause()
+        _keep(asyncio.ensure_future(self.repl.interrupt()))
+
+    async def close(self) -> None:
+        """End the run and the worker; no process is left."""
+        if self.run is not None:
+            self.run.stop("the session was closed")
+        await self.repl.close()
+        if self._owner:
+            await self.scheduler.close()
+            await self.models.close()
+            self.log.close()
+
+    # --- what the worker asks (ReplHandler) -------------------------------------------------
+
+    async def get_input(self, cell: int, prompt: str, password: bool) -> str | None:
+        """``input()`` and ``getpass()``."""
+        return await self.front_end.get_input(cell, prompt, password)
+
+    def output(self, cell: int, output: Output) -> None:
+        """Output of a background task, after its cell ended."""
+        self.front_end.output(cell, output)
+
+    def comm(self, message: CommFromWorker) -> None:
+        """A widget's message."""
+        self.front_end.comm(message)
+
+    def prompt_set(self, prompt: PromptInfo) -> None:
+        """A person's cell loaded ``P``."""
+        self.prompt = prompt
+
+    def worker_lost(self, reason: str, lost: list[str]) -> None:
+        """The worker is gone; a run gets ``P`` back before its next cell."""
+        self._restore = True
+        if self.run is not None:
+            self.log.emit(self.run.run_id, WorkerLost(reason=reason, lost=lost))
+
+    async def start_run(self, request: StartRun) -> str:
+        """``%%rlm`` in a REPL without a person."""
+        raise UsageError(
+            "%%rlm starts a run from a notebook; in a run, use sub_RLM(…, depth='rlm')"
+        )
+
+    async def run_command(self, request: RunCommand) -> str:
+        """``%rlm`` in a REPL without a person."""
+        raise UsageError("%rlm commands are for the person at the notebook")
+
+    def budget(self) -> dict[str, float | int | None]:
+        """What ``budget()`` shows: used, set aside and left of every limit."""
+        ledger = self._ledger or self._person
+        limits, used, held = ledger.budget, ledger.used, ledger.reserved
+        shown: dict[str, float | int | None] = {
+            "tokens_used": used.tokens,
+            "tokens_reserved": held.tokens,
+            "tokens_left": _left(limits.max_tokens, used.tokens + held.tokens),
+            "subcalls_used": ledger.subcalls,
+            "subcalls_reserved": held.subcalls,
+            "subcalls_left": _left(limits.max_subcalls, ledger.subcalls + held.subcalls),
+            "turns_used": ledger.turns,
+            "turns_left": limits.max_turns - ledger.turns,
+            "depth_left": max(limits.max_depth - ledger.depth, 0),
+            "cost_used": round(used.cost, 6),
+            "cost_left": _left(limits.max_cost, used.cost + held.cost),
+            "seconds_used": round(ledger.elapsed(), 3),
+        }
+        seconds = ledger.seconds_left()
+        shown["seconds_left"] = None if seconds is None else round(max(seconds, 0), 3)
+        return shown
+
+    def subcalls(
+        self,
+        request: SendSubcalls,
+        deliver: Callable[[list[SubcallResult]], None],
+        fail: Callable[[RLMError], None],
+    ) -> Callable[[], None]:
+        """Call models for a cell; results go back as they come."""
+        settings, run = self.settings, self.run
+        try:
+            self.models.check_sub(settings, request.params.model)
+        except RLMError as error:
+            fail(error)
+            return lambda: None
+        batch = self.scheduler.submit(
+            request.prompts,
+            kind=request.kind,
+            params=request.params,
+            run_id=run.run_id if run is not None else "",
+            turn=self.turn,
+            ledger=self._ledger or self._person,
+            deliver=lambda outcomes: deliver([_result(outcome) for outcome in outcomes]),
+            spawn_child=self._spawn_child(settings, run),
+            resolve=lambda model: self.models.sub(settings, model),
+        )
+        return batch.cancel
+
+    def _spawn_child(
+        self, settings: Settings, run: Run | None
+    ) -> Callable[[str, str, SubcallParams], Awaitable[ChildOutcome]]:
+        parent_ledger = self._ledger or self._person
+        parent_run_id = run.run_id if run is not None else ""
+        depth = 0 if run is None else parent_ledger.depth + 1
+
+        async def spawn(call_id: str, prompt: str, params: SubcallParams) -> ChildOutcome:
+            request = Request(
+                query=params.query or CHILD_QUERY,
+                settings=self.models.child_settings(settings, params.model),
+                depth=depth,
+                parent_run_id=parent_run_id,
+                parent_call_id=call_id,
+            )
+            return await self._run_child(request, prompt, parent_ledger)
+
+        return spawn
+
+    async def _run_child(self, request: Request, prompt: str, parent: Ledger) -> ChildOutcome:
+        repl = await Repl.start()
+        child = Session(
+            repl, log=self.log, models=self.models, scheduler=self.scheduler, owner=False
+        )
+        run_id = new_id()
+        ledger = parent.child(parent.budget)
+        try:
+            await repl.load_prompt(prompt, source=f"sub-call {request.parent_call_id}")
+            ended = await child.run_to_end(request, ledger=ledger, run_id=run_id)
+        except RLMError as error:
+            return ChildOutcome(run_id=run_id, error=SubcallError(f"the child run failed: {error}"))
+        finally:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(child.close())
+        if ended.state == "answered":
+            return ChildOutcome(run_id=run_id, text=ended.response, usage=ended.usage)
+        reason = f"the child run {ended.state} without an answer: {ended.reason}"
+        return ChildOutcome(run_id=run_id, error=SubcallError(reason), usage=ended.usage)
+
+
+class DirectExecutor:
+    """Runs the cells of a run straight in the REPL, with nobody looking."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def execute(self, turn: int, source: str, history: Sequence[Message]) -> CellResult:
+        """Run one cell."""
+        executed = await self._session.execute_turn(turn, source, history)
+        return executed.result
+
+    def interrupt(self) -> None:
+        """Interrupt the cell that runs."""
+        _keep(asyncio.ensure_future(self._session.repl.interrupt()))
+
+
+_tasks: set[asyncio.Future[None]] = set()
+
+
+def _keep(task: asyncio.Future[None]) -> None:
+    """Hold a reference until *task* is done: the loop itself keeps only a weak one."""
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+
+
+def _left(limit: float | None, used: float) -> float | int | None:
+    return None if limit is None else max(limit - used, 0)
+
+
+def _result(outcome: Outcome) -> SubcallResult:
+    if outcome.error is not None:
+        return SubcallResult(index=outcome.index, error=SubcallFailure(reason=str(outcome.error)))
+    return SubcallResult(index=outcome.index, text=outcome.text)
