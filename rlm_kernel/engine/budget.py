@@ -159,6 +159,11 @@ class Ledger:
         return all(self.depth < ledger.budget.max_depth for ledger in self.line())
 
     @property
+    def limits_tokens(self) -> bool:
+        """Whether a limit of tokens holds for this run."""
+        return any(ledger.budget.max_tokens is not None for ledger in self.line())
+
+    @property
     def reserved(self) -> Cost:
         """Set aside for calls under way."""
         return self._reserved

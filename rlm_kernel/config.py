@@ -1,0 +1,199 @@
+"""Which models to ask and with which key: specs, and the environment behind them.
+
+A *spec* names the root or the model of the sub-calls in one word:
+
+    openai:MODEL[@URL]   any OpenAI-compatible server; without URL OPENAI_BASE_URL, else OpenAI
+    embedded[:smollm2]   the small model that comes with rlm-kernel
+    human                a person writes the cells (root only)
+    playbook:FILE        cells from a file (root only)
+
+This is the only module that reads environment variables for endpoints. What
+it returns is frozen, and a spec never holds a key, so that it can be shown,
+logged and recorded as it is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from typing import Literal
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+import msgspec
+
+from rlm_kernel.errors import UsageError
+
+__all__ = [
+    "EMBEDDED_MODEL",
+    "OPENAI_URL",
+    "EndpointSpec",
+    "api_key_for",
+    "is_private",
+    "parse_root_spec",
+    "parse_sub_spec",
+]
+
+Kind = Literal["openai", "embedded", "human", "playbook"]
+
+OPENAI_URL = "https://api.openai.com/v1"
+EMBEDDED_MODEL = "smollm2"
+KEY_NAMES = ("RLM_API_KEY", "OPENAI_API_KEY")
+"""Environment variables with a key; the first that is set counts."""
+
+_SUB_FORMS = ("openai:MODEL@URL", "openai:MODEL", "embedded")
+_ROOT_FORMS = (*_SUB_FORMS, "human", "playbook:FILE")
+_PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".lan", ".home.arpa")
+
+
+class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a spec names. ``str()`` is a spec again, in its normal form and without a key."""
+
+    kind: Kind
+    model: str = ""
+    base_url: str = ""
+    """Of kind ``openai``: absolute, without user, query and trailing slash."""
+
+    path: str = ""
+    """Of kind ``playbook``: the file, as it was given."""
+
+    def __str__(self) -> str:
+        if self.kind == "openai":
+            return f"openai:{self.model}@{self.base_url}"
+        if self.kind == "playbook":
+            return f"playbook:{self.path}"
+        return f"embedded:{self.model}" if self.kind == "embedded" else self.kind
+
+
+def parse_root_spec(text: str, environ: Mapping[str, str] | None = None) -> EndpointSpec:
+    """The root that *text* names. *environ* is the process's where ``None``.
+
+    Raises
+    ------
+    UsageError
+        It names none; the message lists the forms and the nearest one.
+    """
+    return _parse(text, "root", _ROOT_FORMS, os.environ if environ is None else environ)
+
+
+def parse_sub_spec(text: str, environ: Mapping[str, str] | None = None) -> EndpointSpec:
+    """The model of sub-calls that *text* names; else like `parse_root_spec`."""
+    return _parse(text, "sub", _SUB_FORMS, os.environ if environ is None else environ)
+
+
+def api_key_for(spec: EndpointSpec, environ: Mapping[str, str] | None = None) -> str:
+    """The key to send to *spec*: of RLM_API_KEY, else of OPENAI_API_KEY.
+
+    A server on this machine or in a private network needs none: ``"none"`` then.
+
+    Raises
+    ------
+    UsageError
+        No key is set for a public server, or it cannot be sent. The key is never shown.
+    """
+    environ = os.environ if environ is None else environ
+    for name in KEY_NAMES:
+        key = environ.get(name, "").strip()
+        if key and not (key.isascii() and key.isprintable()):
+            raise UsageError(f"the key in {name} has characters that no key has; set it again")
+        if key:
+            return key
+    if spec.kind != "openai" or is_private(spec.base_url):
+        return "none"
+    raise UsageError(
+        f"no API key for {spec.base_url}: set OPENAI_API_KEY (or RLM_API_KEY) in the environment"
+    )
+
+
+def is_private(url: str) -> bool:
+    """Whether the host of *url* is this machine or in a private network, told by its name alone."""
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return bool(host) and ("." not in host or host.endswith(_PRIVATE_SUFFIXES))
+    return address.is_private or address.is_loopback or address.is_link_local
+
+
+def _parse(
+    text: str, role: str, forms: tuple[str, ...], environ: Mapping[str, str]
+) -> EndpointSpec:
+    text = text.strip()
+    kind, _, rest = text.partition(":")
+    if kind == "openai" and rest:
+        return _parse_openai(rest, environ)
+    if kind == "embedded" and (rest or EMBEDDED_MODEL) == EMBEDDED_MODEL:
+        return EndpointSpec(kind="embedded", model=EMBEDDED_MODEL)
+    if role == "root" and text == "human":
+        return EndpointSpec(kind="human")
+    if role == "root" and kind == "playbook" and rest:
+        return EndpointSpec(kind="playbook", path=rest)
+    raise UsageError(_unknown(text, role, forms))
+
+
+def _unknown(text: str, role: str, forms: tuple[str, ...]) -> str:
+    """Why *text* is no spec. It is cut short, and left out where it may hold a password."""
+    shown = "what was given" if "@" in text and "//" in text else repr(text[:60])
+    kind, _, rest = text.partition(":")
+    hint = ""
+    if role == "sub" and (kind == "playbook" or text == "human"):
+        hint = f"; {kind} can only be a root"
+    elif near := _nearest(kind, rest, forms):
+        hint = f"; did you mean {near!r}?"
+    return f"{shown} is no {role} spec: give {', '.join(forms[:-1])} or {forms[-1]}{hint}"
+
+
+def _nearest(kind: str, rest: str, forms: tuple[str, ...]) -> str:
+    heads = {form.partition(":")[0]: form for form in reversed(forms)}
+    if kind in heads:
+        return heads[kind]
+    close = difflib.get_close_matches(kind.lower(), heads, n=1, cutoff=0.6)
+    if close:
+        form = heads[close[0]]
+        return f"{close[0]}:{rest}" if ":" in form and rest and "@" not in rest else form
+    # A bare model name, as other tools take it.
+    return f"openai:{kind}" if kind and not rest and re.fullmatch(r"[\w./-]{3,60}", kind) else ""
+
+
+_OPENAI = re.compile(r"(?P<model>.*?)(?:@(?P<url>https?://.*))?", re.IGNORECASE | re.DOTALL)
+_SCHEMELESS = re.compile(r"(?P<model>.+)@(?P<host>(?:localhost|[\w.-]+:\d+)(?:[:/].*)?)")
+
+
+def _parse_openai(rest: str, environ: Mapping[str, str]) -> EndpointSpec:
+    match = _OPENAI.fullmatch(rest)
+    model = match["model"].strip() if match else ""
+    url = match["url"] if match else None
+    if not model:
+        raise UsageError("the spec names no model: write openai:MODEL or openai:MODEL@URL")
+    if url is None:
+        if bare := _SCHEMELESS.fullmatch(model):
+            name, host = bare["model"], bare["host"]
+            raise UsageError(
+                f"the URL in the spec has no scheme: write openai:{name}@http://{host}"
+            )
+        url = environ.get("OPENAI_BASE_URL", "").strip() or OPENAI_URL
+    return EndpointSpec(kind="openai", model=model, base_url=_normal_url(url))
+
+
+def _normal_url(url: str) -> str:
+    """*url* as the base of the API: with ``/v1`` where it has no path, no slash at its end."""
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise UsageError(
+            "the URL holds a user name or password: leave it out and set RLM_API_KEY instead"
+        )
+    if parts.query or parts.fragment:
+        raise UsageError("the URL of an endpoint has no query and no fragment: leave them out")
+    if parts.scheme.lower() not in ("http", "https") or not _has_host(parts):
+        raise UsageError(f"{url[:80]!r} is no URL of an endpoint: write http://HOST:PORT/v1")
+    path = re.sub(r"//+", "/", parts.path).rstrip("/").removesuffix("/chat/completions")
+    return urlunsplit((parts.scheme.lower(), parts.netloc.lower(), path or "/v1", "", ""))
+
+
+def _has_host(parts: SplitResult) -> bool:
+    try:
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -1,0 +1,213 @@
+"""Calls that were asked for together, and what became of each."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+import msgspec
+
+from rlm_kernel.cells import SubcallParams
+from rlm_kernel.engine.budget import Cost, Ledger, Reservation, Usage
+from rlm_kernel.errors import SubcallError, UsageError
+from rlm_kernel.subcalls.endpoint import Endpoint
+from rlm_kernel.subcalls.fair_queue import Lane
+from rlm_kernel.subcalls.wire import estimated_tokens
+
+__all__ = [
+    "Batch",
+    "Call",
+    "ChildOutcome",
+    "Deliver",
+    "Outcome",
+    "Plan",
+    "SpawnChild",
+    "check_params",
+]
+
+OUTPUT_TOKENS = 1024
+"""Set aside for the reply of a call without ``max_tokens``; under a limit of tokens it is also
+what the server may generate, so that the limit holds."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one prompt: a text or an error."""
+
+    index: int
+    """Place of the prompt in the batch."""
+
+    call_id: str
+    text: str = ""
+    error: SubcallError | None = None
+    usage: Usage = Usage()
+
+
+class ChildOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a child run."""
+
+    run_id: str
+    response: str = ""
+    usage: Usage = Usage()
+    """Of the child and all below it, for the record; its own ledger has booked it already."""
+
+    error: str = ""
+    """Why it has no answer; empty where it has one."""
+
+    finish: str = ""
+
+
+Deliver = Callable[[list[Outcome]], None]
+SpawnChild = Callable[[str, str, SubcallParams], Awaitable[ChildOutcome]]
+"""Called with the id of the sub-call, its prompt and parameters. Cancelled with its call."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What all calls of a batch have in common."""
+
+    batch_id: str
+    kind: Literal["llm", "rlm"]
+    """What is done: a batch asked for as ``rlm`` is ``llm`` where no child run is allowed."""
+
+    run_id: str
+    turn: int
+    ledger: Ledger
+    params: SubcallParams
+    model: str
+    note: str = ""
+    endpoint: Endpoint | None = None
+    """Of kind ``llm``."""
+
+    spawn_child: SpawnChild | None = None
+    """Of kind ``rlm``."""
+
+    @property
+    def sent_params(self) -> SubcallParams:
+        """The parameters with the bound on output that the budget needs."""
+        if self.params.max_tokens is not None or not self.ledger.limits_tokens:
+            return self.params
+        return msgspec.structs.replace(self.params, max_tokens=OUTPUT_TOKENS)
+
+    def cost(self, prompt: str) -> Cost:
+        """The most that a call costs. A child run sets its own tokens aside, call by call."""
+        if self.kind == "rlm":
+            return Cost(subcalls=1)
+        asked = estimated_tokens(prompt) + estimated_tokens(self.params.system or "")
+        return Cost(subcalls=1, tokens=asked + (self.params.max_tokens or OUTPUT_TOKENS))
+
+
+class Call:
+    """One call of a batch, on its way through the scheduler."""
+
+    __slots__ = (
+        "attempts",
+        "batch",
+        "call_id",
+        "ended",
+        "index",
+        "lane",
+        "prompt",
+        "reservation",
+        "spent",
+        "started",
+        "task",
+    )
+
+    def __init__(self, batch: Batch, index: int, prompt: str, lane: Lane) -> None:
+        self.batch = batch
+        self.index = index
+        self.prompt = prompt
+        self.lane = lane
+        self.call_id = f"{batch.plan.batch_id}-{index}"
+        self.attempts = 0
+        self.started = 0.0
+        """When it began, monotonic; 0 while it waits."""
+        self.ended = False
+        self.reservation: Reservation | None = None
+        self.spent: Usage | None = None
+        """Counted by the server for attempts that failed."""
+        self.task: asyncio.Task[None] | None = None
+        """The worker that is at it."""
+
+
+class Batch:
+    """Calls that were submitted together. Made by `Scheduler.submit`."""
+
+    def __init__(
+        self, plan: Plan, size: int, deliver: Deliver, on_cancel: Callable[[Batch], None]
+    ) -> None:
+        self.plan = plan
+        self.under_way: set[Call] = set()
+        self.cancelled = False
+        self._deliver = deliver
+        self._on_cancel = on_cancel
+        self._outcomes: list[Outcome | None] = [None] * size
+        self._left = size
+        self._ready: list[Outcome] = []
+        self._done = asyncio.Event()
+        if not size:
+            self._done.set()
+
+    @property
+    def batch_id(self) -> str:
+        """Shared by the events of its calls."""
+        return self.plan.batch_id
+
+    @property
+    def complete(self) -> bool:
+        """Whether every call has its outcome, delivered or not."""
+        return not self._left
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Those that are there, in the order of the prompts."""
+        return [outcome for outcome in self._outcomes if outcome is not None]
+
+    def cancel(self) -> None:
+        """End what is under way, on the server too, and send no more.
+
+        From now on nothing is delivered; `wait` returns with an error for every call that had
+        no outcome. Does nothing to a batch that is done.
+        """
+        if not self.cancelled and not self._done.is_set():
+            self.cancelled = True
+            self._on_cancel(self)
+
+    async def wait(self) -> list[Outcome]:
+        """All outcomes in the order of the prompts, once the last was delivered."""
+        await self._done.wait()
+        return self.outcomes
+
+    def put(self, outcome: Outcome) -> None:
+        """Hand an outcome out, with all others of this tick of the loop."""
+        self._outcomes[outcome.index] = outcome
+        self._left -= 1
+        self._ready.append(outcome)
+        if len(self._ready) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        ready, self._ready = self._ready, []
+        try:
+            if not self.cancelled:
+                self._deliver(ready)
+        finally:
+            if not self._left:
+                self._done.set()
+
+
+def check_params(params: SubcallParams) -> None:
+    """Raise `UsageError` for values that no model can be asked with.
+
+    They come from the worker: a NaN among them would be one in the timers of the event loop.
+    """
+    timeout, temperature = params.timeout, params.temperature
+    if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
+        raise UsageError(f"timeout={timeout:g} is no number of seconds above 0")
+    if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
+        raise UsageError(f"temperature={temperature:g} is no number from 0 up")
+    if params.max_tokens is not None and params.max_tokens < 1:
+        raise UsageError(
+            f"max_tokens={params.max_tokens} leaves no room for a reply: give 1 or more"
+        )

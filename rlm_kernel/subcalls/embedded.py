@@ -1,0 +1,167 @@
+"""The small model that comes with rlm-kernel: SmolLM2-135M-Instruct by llama.cpp.
+
+It runs on any CPU, without key and network. It can copy a fact out of a
+sentence; it cannot classify, count or write code.
+
+The server of xllamacpp would run inside the kernel, too; but its constructor
+holds Python's global lock while the model loads, a second in which the kernel
+would answer nothing, and a fault in it would take the kernel along. So it
+gets a process of its own: one per kernel, however many endpoints ask it,
+which ends with the kernel in any case because it reads from a pipe that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import importlib.util
+import os
+import secrets
+import subprocess
+import sys
+import threading
+
+from rlm_kernel.cells import SubcallParams
+from rlm_kernel.config import EMBEDDED_MODEL, EndpointSpec
+from rlm_kernel.errors import RLMError, UsageError
+from rlm_kernel.subcalls.endpoint import Reply
+from rlm_kernel.subcalls.model_file import Progress, ensure_model, model_path
+from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+
+__all__ = ["CONTEXT", "SLOTS", "EmbeddedEndpoint", "ensure_model", "model_path"]
+
+SLOTS = 4
+CONTEXT = 2048
+"""Tokens of one call, prompt and completion."""
+
+_MISSING = (
+    "the embedded model needs xllamacpp, which is not installed: run pip install 'rlm-kernel[demo]'"
+)
+
+
+class EmbeddedEndpoint:
+    """The embedded model, loaded with the first call.
+
+    Parameters
+    ----------
+    progress
+        Told of the download, where the model's file is not there yet; called in a thread.
+    """
+
+    def __init__(self, *, progress: Progress | None = None) -> None:
+        self.spec = f"embedded:{EMBEDDED_MODEL}"
+        self.model = EMBEDDED_MODEL
+        self.slots: int | None = SLOTS
+        self._progress = progress
+        self._http: OpenAIEndpoint | None = None
+        self._server: _Server | None = None
+        self._starting: asyncio.Task[OpenAIEndpoint] | None = None
+
+    async def start(self) -> None:
+        """Get and load the model now rather than with the first call."""
+        await self._ready()
+
+    async def complete(self, prompt: str, params: SubcallParams) -> Reply:
+        """See `Endpoint.complete`."""
+        return await (await self._ready()).complete(prompt, params)
+
+    async def context_limit(self) -> int | None:
+        """See `Endpoint.context_limit`."""
+        return CONTEXT
+
+    async def close(self) -> None:
+        """See `Endpoint.close`. The model stays loaded for the next endpoint."""
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+        if self._http is not None:
+            await self._http.close()
+
+    async def _ready(self) -> OpenAIEndpoint:
+        if self._http is not None and self._server is not None and self._server.alive:
+            return self._http
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._start())
+        # Shielded: the calls that wait for the model may be cancelled one by one.
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> OpenAIEndpoint:
+        if self._http is not None:
+            await self._http.close()
+        self._server = await asyncio.to_thread(_shared_server, self._progress)
+        spec = EndpointSpec(kind="openai", model=EMBEDDED_MODEL, base_url=self._server.base_url)
+        self._http = OpenAIEndpoint(spec, self._server.key, slots=SLOTS, stream=True)
+        return self._http
+
+
+class _Server:
+    """A process that serves the model at *path*. The constructor returns once it is loaded."""
+
+    def __init__(self, path: os.PathLike[str]) -> None:
+        self.key = secrets.token_hex(16)
+        threads = min(4, os.cpu_count() or 1)
+        numbers = (str(number) for number in (SLOTS, CONTEXT, threads))
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", f"{__package__}.embedded_server", str(path), *numbers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # Ctrl-C in a terminal is not for it
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(self.key + "\n")
+            self._process.stdin.flush()
+        address = self._process.stdout.readline().strip()
+        if not address:
+            code = self._process.wait()
+            self.close()
+            raise RLMError(
+                f"the embedded model could not be loaded (exit code {code}): "
+                f"delete {path} to get it anew, or check the memory that is free"
+            )
+        self.base_url = f"{address}/v1"
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End the process; waits for it."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        try:
+            self._process.wait(2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+_lock = threading.Lock()
+_server: _Server | None = None
+
+
+def _shared_server(progress: Progress | None) -> _Server:
+    """The server of this process; started where there is none. Blocks while it loads."""
+    global _server  # noqa: PLW0603 -- one per process is the point
+    with _lock:
+        if _server is not None and _server.alive:
+            return _server
+        if importlib.util.find_spec("xllamacpp") is None:
+            raise UsageError(_MISSING)
+        path = ensure_model(progress)
+        if _server is not None:
+            _server.close()
+        else:
+            atexit.register(_close_server)
+        _server = _Server(path)
+        return _server
+
+
+def _close_server() -> None:
+    if _server is not None:
+        _server.close()
