@@ -1,0 +1,332 @@
+"""A root behind any OpenAI-compatible endpoint, streamed.
+
+Retries are our own, so that they are bounded, honour ``Retry-After`` and can
+be told of in the error; the client library's are switched off. Only requests
+that brought no token yet are sent again.
+
+Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from rlm_kernel.config import OPENAI_URL, api_key_for, parse_root_spec
+from rlm_kernel.engine.budget import Usage
+from rlm_kernel.engine.chat_errors import FailureError, translated
+from rlm_kernel.engine.root_protocol import Message, RootStream
+from rlm_kernel.errors import RootError
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, AsyncStream
+    from openai.types import CompletionUsage
+    from openai.types.chat import ChatCompletionChunk
+
+__all__ = ["ChatRoot"]
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 10.0
+MODELS_TIMEOUT = 5.0
+AFTERMATH = 5.0
+"""For the usage, after the text has ended."""
+
+LONGEST_WAIT = 60.0
+"""Before a request is sent again, whatever ``Retry-After`` says."""
+
+CHARS_PER_TOKEN = 3.5
+
+
+class ChatRoot:
+    """A chat model.
+
+    Parameters
+    ----------
+    model, base_url
+        As in the spec ``openai:MODEL@URL``; without URL, OpenAI or ``OPENAI_BASE_URL``.
+    api_key
+        Where ``None``, the key of the environment. It is sent and never shown.
+    temperature, max_tokens
+        Of each reply; ``None`` leaves them to the server.
+    timeout
+        To the first token of a reply. Long, because a long conversation takes time to read.
+    idle_timeout
+        Between two pieces of a reply.
+    retries
+        Times that a request is sent again where it failed before its first token: connection
+        errors, 408, 409, 425, 429, and 5xx.
+    backoff
+        First wait before that; doubled with each.
+    max_chars
+        Characters of a reply, thoughts included. A root that goes on is cut, finish ``length``.
+    context_limit
+        Tokens; ``None`` asks the server, which may not say.
+    extra
+        Further fields of the request's body.
+    """
+
+    sampled = True
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        timeout: float = 600.0,
+        idle_timeout: float = 120.0,
+        retries: int = 4,
+        backoff: float = 0.5,
+        max_chars: int = 200_000,
+        context_limit: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        spec = parse_root_spec(f"openai:{model}@{base_url}" if base_url else f"openai:{model}")
+        self.name = str(spec)
+        self.model = spec.model
+        self.base_url = spec.base_url
+        self._api_key = api_key_for(spec) if api_key is None else api_key
+        self.temperature = temperature
+        self.max_tokens = max_tokens
+        self.timeout = timeout
+        self.idle_timeout = idle_timeout
+        self.retries = retries
+        self.backoff = backoff
+        self.max_chars = max_chars
+        self.context_limit = context_limit
+        self.extra = dict(extra or {})
+        self._client: AsyncOpenAI | None = None
+        self._asked_limit = context_limit is not None or self.base_url == OPENAI_URL
+        self._running_usage = self.base_url != OPENAI_URL
+        """Whether to ask for usage with every piece: it makes the usage of a cut reply exact."""
+
+    def propose(self, messages: Sequence[Message], *, attempt: int = 1) -> RootStream:
+        return _ChatStream(self, tuple(messages))
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    def client(self) -> AsyncOpenAI:
+        """The client of the running event loop, made at the first use."""
+        if self._client is None:
+            import openai
+
+            self._client = openai.AsyncOpenAI(
+                api_key=self._api_key,
+                base_url=self.base_url,
+                max_retries=0,
+                timeout=openai.Timeout(self.timeout, connect=CONNECT_TIMEOUT),
+            )
+        return self._client
+
+    def body(self, messages: Sequence[Message]) -> dict[str, Any]:
+        """The request, without what the client adds."""
+        options: dict[str, Any] = {"include_usage": True}
+        if self._running_usage:
+            options["continuous_usage_stats"] = True
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [{"role": m.role, "content": m.content} for m in messages],
+            "stream": True,
+            "stream_options": options,
+        }
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
+        if self.max_tokens is not None:
+            body["max_tokens"] = self.max_tokens
+        if self.extra:
+            body["extra_body"] = self.extra
+        return body
+
+    def plain_usage(self) -> bool:
+        """Ask for usage at the end only, from now on. False where that was so already."""
+        was, self._running_usage = self._running_usage, False
+        return was
+
+    async def learn_limit(self) -> None:
+        """Ask the server once for the model's context length. It need not know."""
+        if self._asked_limit:
+            return
+        self._asked_limit = True
+        import openai
+
+        try:
+            async with asyncio.timeout(MODELS_TIMEOUT):
+                page = await self.client().models.list()
+        except (openai.OpenAIError, TimeoutError, ValueError) as error:
+            log.debug("%s does not list its models: %s", self.name, type(error).__name__)
+            return
+        for model in page.data or ():
+            limit = (model.model_extra or {}).get("max_model_len")
+            if model.id == self.model and isinstance(limit, int):
+                self.context_limit = limit
+
+    def redact(self, text: str) -> str:
+        """*text* in one line, short, and without the key."""
+        text = " ".join(text.split())
+        if len(self._api_key) > 4:
+            text = text.replace(self._api_key, "***")
+        return text if len(text) <= 400 else f"{text[:400]}…"
+
+
+class _ChatStream:
+    """One reply; see `RootStream`."""
+
+    def __init__(self, root: ChatRoot, messages: Sequence[Message]) -> None:
+        self._root = root
+        self._messages = messages
+        self._exact: CompletionUsage | None = None
+        self._accepted = False
+        self._deltas = 0
+        self._chars = 0
+        self._began = time.monotonic()
+        self._seconds = 0.0
+        self.finish = ""
+        self._pieces = self._reply()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        try:
+            return await anext(self._pieces)
+        finally:
+            self._seconds = time.monotonic() - self._began
+
+    async def aclose(self) -> None:
+        await self._pieces.aclose()
+
+    @property
+    def usage(self) -> Usage:
+        """As the server counted, or from the deltas where it did not."""
+        if not self._accepted:
+            return Usage()
+        if self._exact is None:
+            chars = sum(len(message.content) for message in self._messages)
+            return Usage(
+                input_tokens=int(chars / CHARS_PER_TOKEN),
+                output_tokens=self._deltas,
+                calls=1,
+                seconds=self._seconds,
+                estimated=True,
+            )
+        details = self._exact.prompt_tokens_details
+        return Usage(
+            input_tokens=self._exact.prompt_tokens or 0,
+            output_tokens=self._exact.completion_tokens or 0,
+            cached_tokens=(details.cached_tokens or 0) if details else 0,
+            calls=1,
+            seconds=self._seconds,
+        )
+
+    async def _reply(self) -> AsyncGenerator[str, None]:
+        await self._root.learn_limit()
+        sent = 0
+        while True:
+            sent += 1
+            request = self._request()
+            try:
+                async for piece in request:
+                    yield piece
+                return
+            except FailureError as failure:
+                if self._deltas or not failure.retryable or sent > self._root.retries:
+                    times = f" (sent {sent} times)" if sent > 1 else ""
+                    raise RootError(f"the root {self._root.name} {failure.reason}{times}") from None
+                wait = _wait(self._root.backoff, sent, failure.wait)
+                log.warning(
+                    "the root %s %s; sending again in %.1f s",
+                    self._root.name,
+                    failure.reason,
+                    wait,
+                )
+            finally:
+                await request.aclose()
+            await asyncio.sleep(wait)
+
+    async def _request(self) -> AsyncGenerator[str, None]:
+        """Send one request and yield its text. Raises `FailureError` only."""
+        stream: AsyncStream[ChatCompletionChunk] | None = None
+        root = self._root
+        try:
+            async with translated(root.timeout, begun=False, redact=root.redact):
+                stream = await self._open()
+            self._accepted = True
+            while not self.finish:
+                begun = self._deltas > 0
+                limit = root.idle_timeout if begun else root.timeout
+                async with translated(limit, begun=begun, redact=root.redact):
+                    chunk = await anext(stream, None)
+                    text = "" if chunk is None else self._take(chunk)
+                if chunk is None:
+                    break
+                if text:
+                    yield text
+                if self._chars >= root.max_chars:
+                    self.finish = "length"
+                    return
+            await self._take_usage(stream)
+            if not self._deltas and not self.finish:
+                raise FailureError(
+                    "ended its stream without a reply; check that its URL is that of an "
+                    "OpenAI-compatible endpoint"
+                )
+        finally:
+            if stream is not None:
+                await stream.close()
+
+    async def _open(self) -> AsyncStream[ChatCompletionChunk]:
+        import openai
+
+        create: Any = self._root.client().chat.completions.create
+        try:
+            stream: AsyncStream[ChatCompletionChunk] = await create(
+                **self._root.body(self._messages)
+            )
+        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+            # A strict server that does not know vLLM's extension of the stream's options.
+            if "continuous_usage_stats" not in str(error) or not self._root.plain_usage():
+                raise
+            stream = await create(**self._root.body(self._messages))
+        return stream
+
+    def _take(self, chunk: ChatCompletionChunk) -> str:
+        """Text of one chunk; thoughts are counted and dropped."""
+        if chunk.usage is not None:
+            self._exact = chunk.usage
+        text = ""
+        for choice in (chunk.choices or [])[:1]:
+            delta = choice.delta
+            more = (delta.model_extra or {}) if delta is not None else {}
+            thought = more.get("reasoning_content") or more.get("reasoning") or ""
+            text = (delta.content or "") if delta is not None else ""
+            if text or thought:
+                self._deltas += 1
+                self._chars += len(text) + len(str(thought))
+            self.finish = choice.finish_reason or self.finish
+        return text
+
+    async def _take_usage(self, stream: AsyncStream[ChatCompletionChunk]) -> None:
+        """What comes after the end of the reply: its usage, and nothing that could fail it."""
+        root = self._root
+        try:
+            async with translated(AFTERMATH, begun=True, redact=root.redact):
+                async for chunk in stream:
+                    self._exact = chunk.usage or self._exact
+        except FailureError as failure:
+            log.debug("the root %s %s after its reply", root.name, failure.reason)
+
+
+def _wait(backoff: float, sent: int, asked: float | None) -> float:
+    if asked is not None:
+        return min(asked, LONGEST_WAIT)
+    return float(min(backoff * 2 ** (sent - 1), LONGEST_WAIT) * random.uniform(0.75, 1.25))
