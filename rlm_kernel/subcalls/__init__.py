@@ -3,10 +3,12 @@
     endpoint      what a model is to the scheduler, and its errors
     openai_http   any OpenAI-compatible server
     wire          what such a server is sent and sends, as types; its errors as sentences
-    embedded      the small model that comes with rlm-kernel
+    sse           server-sent events, for replies that are streamed
+    embedded      the small model that comes with rlm-kernel, in a process of its own
     model_file    its file: got once, checked, cached
-    endpoints     from a spec to an endpoint; which names a cell may ask for
-    scheduler     queue, limits, retries, budget, events
+    scheduler     limits, retries, budget and events of every call
+    batch         calls that were asked for together, and what became of each
+    pool          workers that do the calls, so many at once
     fair_queue    whose turn it is
 
 Nothing here knows a REPL: prompts come in as text, outcomes go out through a

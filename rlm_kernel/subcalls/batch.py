@@ -48,12 +48,14 @@ class ChildOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a child run."""
 
     run_id: str
-    response: str = ""
+    text: str = ""
+    """Its answer, as text."""
+
     usage: Usage = Usage()
     """Of the child and all below it, for the record; its own ledger has booked it already."""
 
-    error: str = ""
-    """Why it has no answer; empty where it has one."""
+    error: SubcallError | None = None
+    """Why it has no answer."""
 
     finish: str = ""
 

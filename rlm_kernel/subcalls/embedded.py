@@ -29,7 +29,15 @@ from rlm_kernel.subcalls.endpoint import Reply
 from rlm_kernel.subcalls.model_file import Progress, ensure_model, model_path
 from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
 
-__all__ = ["CONTEXT", "SLOTS", "EmbeddedEndpoint", "ensure_model", "model_path"]
+__all__ = [
+    "CONTEXT",
+    "SLOTS",
+    "EmbeddedEndpoint",
+    "EmbeddedServer",
+    "embedded_server",
+    "ensure_model",
+    "model_path",
+]
 
 SLOTS = 4
 CONTEXT = 2048
@@ -55,7 +63,7 @@ class EmbeddedEndpoint:
         self.slots: int | None = SLOTS
         self._progress = progress
         self._http: OpenAIEndpoint | None = None
-        self._server: _Server | None = None
+        self._server: EmbeddedServer | None = None
         self._starting: asyncio.Task[OpenAIEndpoint] | None = None
 
     async def start(self) -> None:
@@ -88,17 +96,20 @@ class EmbeddedEndpoint:
     async def _start(self) -> OpenAIEndpoint:
         if self._http is not None:
             await self._http.close()
-        self._server = await asyncio.to_thread(_shared_server, self._progress)
+        self._server = await embedded_server(self._progress)
         spec = EndpointSpec(kind="openai", model=EMBEDDED_MODEL, base_url=self._server.base_url)
-        self._http = OpenAIEndpoint(spec, self._server.key, slots=SLOTS, stream=True)
+        self._http = OpenAIEndpoint(spec, self._server.api_key, slots=SLOTS, stream=True)
         return self._http
 
 
-class _Server:
-    """A process that serves the model at *path*. The constructor returns once it is loaded."""
+class EmbeddedServer:
+    """A process that serves the model at *path*. The constructor returns once it is loaded.
+
+    Its ``base_url`` and ``api_key`` are those of any OpenAI-compatible server on loopback.
+    """
 
     def __init__(self, path: os.PathLike[str]) -> None:
-        self.key = secrets.token_hex(16)
+        self.api_key = secrets.token_hex(16)
         threads = min(4, os.cpu_count() or 1)
         numbers = (str(number) for number in (SLOTS, CONTEXT, threads))
         self._process = subprocess.Popen(
@@ -112,7 +123,7 @@ class _Server:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(self.key + "\n")
+            self._process.stdin.write(self.api_key + "\n")
             self._process.stdin.flush()
         address = self._process.stdout.readline().strip()
         if not address:
@@ -141,12 +152,25 @@ class _Server:
             self._process.wait()
 
 
+async def embedded_server(progress: Progress | None = None) -> EmbeddedServer:
+    """The server of this process, started where there is none; it ends with the process.
+
+    Raises
+    ------
+    UsageError
+        xllamacpp is not installed.
+    RLMError
+        The model cannot be had or loaded.
+    """
+    return await asyncio.to_thread(_shared_server, progress)
+
+
 _lock = threading.Lock()
-_server: _Server | None = None
+_server: EmbeddedServer | None = None
 
 
-def _shared_server(progress: Progress | None) -> _Server:
-    """The server of this process; started where there is none. Blocks while it loads."""
+def _shared_server(progress: Progress | None) -> EmbeddedServer:
+    """`embedded_server`, for a thread."""
     global _server  # noqa: PLW0603 -- one per process is the point
     with _lock:
         if _server is not None and _server.alive:
@@ -158,7 +182,7 @@ def _shared_server(progress: Progress | None) -> _Server:
             _server.close()
         else:
             atexit.register(_close_server)
-        _server = _Server(path)
+        _server = EmbeddedServer(path)
         return _server
 
 

@@ -49,7 +49,7 @@ class OpenAIEndpoint:
     ----------
     spec
         Of kind ``openai``.
-    key
+    api_key
         Sent in the header ``Authorization`` and shown nowhere; ``"none"`` sends no header.
     slots
         Requests that the server works on at once, where known.
@@ -60,7 +60,7 @@ class OpenAIEndpoint:
     def __init__(
         self,
         spec: EndpointSpec,
-        key: str,
+        api_key: str,
         *,
         slots: int | None = None,
         stream: bool | None = None,
@@ -69,7 +69,7 @@ class OpenAIEndpoint:
         self.model = spec.model
         self.slots = slots
         self._url = spec.base_url
-        self._key = key
+        self._key = api_key
         self._hosted = spec.base_url == OPENAI_URL
         self._stream = False if self._hosted else stream
         self._context: int | None = None

@@ -20,13 +20,13 @@ class Pool:
     Parameters
     ----------
     size
-        Calls under way at once.
+        Calls under way at once. May be changed; what runs then goes on.
     run
         Does one call, and never fails. It is cancelled where the call's batch is.
     """
 
     def __init__(self, size: int, run: Callable[[Call], Awaitable[None]]) -> None:
-        self._size = size
+        self.size = size
         self._run = run
         self._queue: FairQueue[Call] = FairQueue()
         self._workers: set[asyncio.Task[None]] = set()
@@ -47,7 +47,7 @@ class Pool:
         await asyncio.gather(*self._workers, return_exceptions=True)
 
     def _fill(self) -> None:
-        while not self._closed and len(self._workers) < self._size:
+        while not self._closed and len(self._workers) < self.size:
             call = self._queue.take()
             if call is None:
                 return

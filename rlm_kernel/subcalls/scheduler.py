@@ -82,11 +82,9 @@ class Scheduler:
     ----------
     emit
         Writes an event of a run. Called before anything depends on what the event says.
-    resolve
-        From the model that a call names, or ``None``, to what is asked. Raises `UsageError`
-        for a model that there is not.
     concurrency
-        Plain calls under way at once in the whole tree.
+        Plain calls under way at once in the whole tree; ``None`` takes what the budget of the
+        first run says.
     retry
         What is done about requests that fail.
     """
@@ -95,14 +93,13 @@ class Scheduler:
         self,
         *,
         emit: Callable[[str, Event], None],
-        resolve: Callable[[str | None], Endpoint],
-        concurrency: int = 32,
+        concurrency: int | None = None,
         retry: Retry | None = None,
     ) -> None:
         self._emit = emit
-        self._resolve = resolve
+        self._concurrency = concurrency
         self._retry = retry or Retry()
-        self._plain = Pool(max(1, concurrency), self._run)
+        self._plain = Pool(concurrency or 1, self._run)
         self._children: dict[int, Pool] = {}
         self._lanes: dict[Endpoint, Lane] = {}
         self._batches: set[Batch] = set()
@@ -117,6 +114,7 @@ class Scheduler:
         run_id: str,
         turn: int,
         ledger: Ledger,
+        resolve: Callable[[str | None], Endpoint],
         deliver: Deliver,
         spawn_child: SpawnChild | None = None,
     ) -> Batch:
@@ -124,6 +122,8 @@ class Scheduler:
 
         Parameters
         ----------
+        resolve
+            From the model that the calls name, or ``None``, to what is asked.
         deliver
             Gets the outcomes as they come, those of one tick of the event loop together.
         spawn_child
@@ -139,10 +139,23 @@ class Scheduler:
             raise UsageError("the scheduler is closed: nothing more can be called")
         params = params or SubcallParams()
         check_params(params)
-        plan = self._plan(kind, params, run_id, turn, ledger, spawn_child)
+        kind, note = _granted(kind, ledger, spawn_child)
+        endpoint = resolve(params.model) if kind == "llm" else None
+        plan = Plan(
+            batch_id=uuid.uuid4().hex[:16],
+            kind=kind,
+            run_id=run_id,
+            turn=turn,
+            ledger=ledger,
+            params=params,
+            model=params.model or (endpoint.model if endpoint else ""),
+            note=note,
+            endpoint=endpoint,
+            spawn_child=spawn_child,
+        )
         batch = Batch(plan, len(prompts), deliver, self._cancel)
         lane = self._lane(plan.endpoint)
-        texts = prompts if plan.kind == kind else [_as_plain(text, params) for text in prompts]
+        texts = prompts if not note else [_as_plain(text, params) for text in prompts]
         calls = [Call(batch, index, text, lane) for index, text in enumerate(texts)]
         if calls:
             self._batches.add(batch)
@@ -157,35 +170,7 @@ class Scheduler:
         for pool in (self._plain, *self._children.values()):
             await pool.close()
 
-    # --- planning -------------------------------------------------------------------------------
-
-    def _plan(
-        self,
-        kind: Literal["llm", "rlm"],
-        params: SubcallParams,
-        run_id: str,
-        turn: int,
-        ledger: Ledger,
-        spawn_child: SpawnChild | None,
-    ) -> Plan:
-        note = ""
-        if kind == "rlm" and not ledger.child_allowed:
-            kind, note = "llm", "a plain call: the depth limit of the budget allows no child run"
-        elif kind == "rlm" and spawn_child is None:
-            kind, note = "llm", "a plain call: no child runs can be started here"
-        endpoint = self._resolve(params.model) if kind == "llm" else None
-        return Plan(
-            batch_id=uuid.uuid4().hex[:16],
-            kind=kind,
-            run_id=run_id,
-            turn=turn,
-            ledger=ledger,
-            params=params,
-            model=params.model or (endpoint.model if endpoint else ""),
-            note=note,
-            endpoint=endpoint,
-            spawn_child=spawn_child,
-        )
+    # --- where calls wait -----------------------------------------------------------------------
 
     def _lane(self, endpoint: Endpoint | None) -> Lane:
         if endpoint is None:
@@ -194,6 +179,8 @@ class Scheduler:
 
     def _pool(self, plan: Plan) -> Pool:
         if plan.kind == "llm":
+            first = plan.ledger.line()[-1]
+            self._plain.size = self._concurrency or max(1, first.budget.max_concurrency)
             return self._plain
         depth = plan.ledger.depth
         if depth not in self._children:
@@ -276,8 +263,8 @@ class Scheduler:
         child = await plan.spawn_child(call.call_id, call.prompt, plan.params)
         self._end(
             call,
-            text=child.response,
-            error=child.error,
+            text=child.text,
+            error=str(child.error) if child.error else "",
             usage=child.usage,
             finish=child.finish,
             child_run_id=child.run_id,
@@ -387,6 +374,19 @@ class Scheduler:
         )
         if batch.complete:
             self._batches.discard(batch)
+
+
+def _granted(
+    kind: Literal["llm", "rlm"], ledger: Ledger, spawn_child: SpawnChild | None
+) -> tuple[Literal["llm", "rlm"], str]:
+    """The kind of calls that can be made, and why it is not the one asked for."""
+    if kind == "llm":
+        return kind, ""
+    if not ledger.child_allowed:
+        return "llm", "a plain call: the depth limit of the budget allows no child run"
+    if spawn_child is None:
+        return "llm", "a plain call: no child runs can be started here"
+    return kind, ""
 
 
 def _as_plain(prompt: str, params: SubcallParams) -> str:
