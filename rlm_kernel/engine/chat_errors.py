@@ -59,8 +59,8 @@ async def translated(
         # Inside a stream whose status was 200: the engine behind the server failed.
         said = redact(error.message)[:LONGEST_MESSAGE]
         raise FailureError(f"broke off with an error: {said}", retryable=not begun) from None
-    except (ValueError, TypeError, AttributeError):
-        # Not JSON, or JSON that is no chunk of a chat completion.
+    except ValueError:
+        # Not JSON, not UTF-8, or JSON that is no chunk of a chat completion.
         raise FailureError(
             f"sent something that is no chat completion; {_URL_HINT}", retryable=False
         ) from None

@@ -16,6 +16,8 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from rlm_kernel.config import OPENAI_URL, api_key_for, parse_root_spec
 from rlm_kernel.engine.budget import Usage
 from rlm_kernel.engine.chat_errors import FailureError, translated
@@ -24,7 +26,6 @@ from rlm_kernel.errors import RootError
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, AsyncStream
-    from openai.types import CompletionUsage
     from openai.types.chat import ChatCompletionChunk
 
 __all__ = ["ChatRoot"]
@@ -184,7 +185,7 @@ class _ChatStream:
     def __init__(self, root: ChatRoot, messages: Sequence[Message]) -> None:
         self._root = root
         self._messages = messages
-        self._exact: CompletionUsage | None = None
+        self._counted: Usage | None = None
         self._accepted = False
         self._deltas = 0
         self._chars = 0
@@ -210,22 +211,15 @@ class _ChatStream:
         """As the server counted, or from the deltas where it did not."""
         if not self._accepted:
             return Usage()
-        if self._exact is None:
-            chars = sum(len(message.content) for message in self._messages)
-            return Usage(
-                input_tokens=int(chars / CHARS_PER_TOKEN),
-                output_tokens=self._deltas,
-                calls=1,
-                seconds=self._seconds,
-                estimated=True,
-            )
-        details = self._exact.prompt_tokens_details
+        if self._counted is not None:
+            return msgspec.structs.replace(self._counted, seconds=self._seconds)
+        chars = sum(len(message.content) for message in self._messages)
         return Usage(
-            input_tokens=self._exact.prompt_tokens or 0,
-            output_tokens=self._exact.completion_tokens or 0,
-            cached_tokens=(details.cached_tokens or 0) if details else 0,
+            input_tokens=int(chars / CHARS_PER_TOKEN),
+            output_tokens=self._deltas,
             calls=1,
             seconds=self._seconds,
+            estimated=True,
         )
 
     async def _reply(self) -> AsyncGenerator[str, None]:
@@ -300,20 +294,34 @@ class _ChatStream:
         return stream
 
     def _take(self, chunk: ChatCompletionChunk) -> str:
-        """Text of one chunk; thoughts are counted and dropped."""
-        if chunk.usage is not None:
-            self._exact = chunk.usage
-        text = ""
-        for choice in (chunk.choices or [])[:1]:
-            delta = choice.delta
-            more = (delta.model_extra or {}) if delta is not None else {}
-            thought = more.get("reasoning_content") or more.get("reasoning") or ""
-            text = (delta.content or "") if delta is not None else ""
-            if text or thought:
-                self._deltas += 1
-                self._chars += len(text) + len(str(thought))
+        """Text of one chunk; thoughts are counted and dropped. The client does not check what
+        it decodes: a chunk of another shape is a ``ValueError`` here."""
+        try:
+            self._count(chunk)
+            if not chunk.choices:
+                return ""
+            choice = chunk.choices[0]
             self.finish = choice.finish_reason or self.finish
+            text = choice.delta.content or ""
+            more = choice.delta.model_extra or {}
+            thought = more.get("reasoning_content") or more.get("reasoning") or ""
+            self._chars += len(text) + len(thought)
+        except (AttributeError, TypeError, KeyError) as error:
+            raise ValueError("no chunk of a chat completion") from error
+        self._deltas += bool(text or thought)
         return text
+
+    def _count(self, chunk: ChatCompletionChunk) -> None:
+        """Keep the usage of *chunk*; where every chunk has one, it is that of the reply so far."""
+        if chunk.usage is None:
+            return
+        details = chunk.usage.prompt_tokens_details
+        self._counted = Usage(
+            input_tokens=int(chunk.usage.prompt_tokens),
+            output_tokens=int(chunk.usage.completion_tokens),
+            cached_tokens=int(details.cached_tokens or 0) if details else 0,
+            calls=1,
+        )
 
     async def _take_usage(self, stream: AsyncStream[ChatCompletionChunk]) -> None:
         """What comes after the end of the reply: its usage, and nothing that could fail it."""
@@ -321,7 +329,7 @@ class _ChatStream:
         try:
             async with translated(AFTERMATH, begun=True, redact=root.redact):
                 async for chunk in stream:
-                    self._exact = chunk.usage or self._exact
+                    self._take(chunk)
         except FailureError as failure:
             log.debug("the root %s %s after its reply", root.name, failure.reason)
 

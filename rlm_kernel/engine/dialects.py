@@ -86,10 +86,11 @@ class Dialect:
         code = f"{mark}{self.fence_word}\n{source}\n{mark}"
         return f"{prose}\n\n{code}" if prose else code
 
-    def no_code(self) -> str:
-        """Told after a reply without a cell."""
+    def no_code(self, *, cut: bool = False) -> str:
+        """Told after a reply without a cell; *cut* where it was too long to be heard out."""
+        why = "was cut off because it was too long" if cut else "held no cell"
         return (
-            "That reply held no cell, so nothing was run. Reply with one fenced block:\n\n"
+            f"That reply {why}, so nothing was run. Reply with one fenced block:\n\n"
             f"```{self.fence_word}\n# Python\n```\n\n"
             f"If you have the answer, set it in a cell: `{self.set_answer}`. "
             "A second reply without a cell ends the run."

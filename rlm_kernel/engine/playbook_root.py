@@ -183,8 +183,8 @@ Part = tuple[bool, str]
 
 def _join(parts: Iterable[Part], query: str) -> Iterator[PlaybookCell]:
     prose: list[str] = []
-    for is_code, text in parts:
-        text = text.strip("\n")
+    for is_code, part in parts:
+        text = part.strip("\n")
         if not text.strip():
             continue
         if not is_code:

@@ -1,0 +1,145 @@
+"""The conversation between a run and its root: what was said, what is sent, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from rlm_kernel.engine.budget import Cost, Ledger, Reservation
+from rlm_kernel.engine.compaction import NO_SUMMARY, Meter, compacted
+from rlm_kernel.engine.dialects import Dialect
+from rlm_kernel.engine.replies import Reply, StreamLog, read_reply
+from rlm_kernel.engine.root_protocol import Message, Root
+from rlm_kernel.engine.stopping import StopSignal
+from rlm_kernel.errors import RootError
+
+__all__ = ["Conversation"]
+
+REPLY_TOKENS = 4_096
+"""Set aside for a reply of a root that has no bound of its own."""
+
+LEAST_REPLY_TOKENS = 256
+SUMMARY_CHARS = 8_000
+
+Tell = Callable[[int, str], None]
+"""Told of a reply's text as it comes: its offset, and the text."""
+
+
+class Conversation:
+    """Messages between a run and its root, within the budget and the root's context."""
+
+    def __init__(self, root: Root, dialect: Dialect, ledger: Ledger, signal: StopSignal) -> None:
+        self.history: list[Message] = []
+        """Every message, also those that compaction replaced."""
+
+        self._root = root
+        self._dialect = dialect
+        self._ledger = ledger
+        self._signal = signal
+        self._messages: list[Message] = []
+        """What the root is sent."""
+        self._told = 0
+        self._meter = Meter()
+
+    def say(self, role: Literal["system", "user", "assistant"], content: str) -> None:
+        """Add a message. Roles alternate after the system's."""
+        message = Message(role, content)
+        self.history.append(message)
+        self._messages.append(message)
+
+    def news(self) -> list[Message]:
+        """Messages since the last call of this, for ``history`` in the REPL."""
+        news, self._told = self.history[self._told :], len(self.history)
+        return news
+
+    async def ask(self, attempt: int, aside: Sequence[Message], tell: Tell) -> Reply:
+        """Ask the root for a cell. *aside* is said to it for this attempt only.
+
+        Raises
+        ------
+        RootError, NoAnswer, BudgetExceeded, EndingError
+            No reply came; see `read_reply` and `Ledger.reserve`.
+        """
+        messages = [*self._messages, *aside]
+        return await self._read(messages, self._dialect.words, tell, attempt=attempt)
+
+    async def make_room(self) -> tuple[int, str] | None:
+        """Compact the conversation where it nearly fills the root's context.
+
+        Returns how many messages were replaced, and the summary in their place;
+        ``None`` where nothing was.
+        """
+        limit = self._root.context_limit
+        if limit is None or len(self._messages) <= 4:
+            return None
+        if not self._meter.is_full(self._messages, limit):
+            return None
+        summary = await self._summary() or NO_SUMMARY
+        kept = compacted(
+            self._messages, summary, self._dialect.go_on(), limit=limit, meter=self._meter
+        )
+        # Two of those kept are the summary and what is told after it.
+        dropped = len(self._messages) - (len(kept) - 2)
+        if dropped <= 0:
+            return None
+        self._messages = kept
+        return dropped, summary
+
+    async def _summary(self) -> str:
+        """The root's own words on the turns so far; empty where it has none."""
+        request = [*self._messages, Message("user", self._dialect.summary_request())]
+        try:
+            reply = await self._read(
+                request, frozenset(), lambda offset, text: None, max_chars=SUMMARY_CHARS
+            )
+        except RootError:
+            # The likeliest reason is that the conversation is too long already.
+            return ""
+        return reply.prose
+
+    async def _read(
+        self,
+        messages: Sequence[Message],
+        words: frozenset[str],
+        tell: Tell,
+        *,
+        attempt: int = 1,
+        max_chars: int | None = None,
+    ) -> Reply:
+        """One reply of the root to *messages*, within the budget."""
+        reservation, room = self._reserve(messages)
+        if room is not None:
+            max_chars = min(room, max_chars or room)
+        stream = self._root.propose(messages, attempt=attempt)
+        try:
+            reply = await read_reply(
+                stream, words, signal=self._signal, log=StreamLog(tell), max_chars=max_chars
+            )
+        finally:
+            reservation.settle(stream.usage)
+        if reply.usage.input_tokens and not reply.usage.estimated:
+            self._meter.learn(messages, reply.usage.input_tokens)
+        return reply
+
+    def _reserve(self, messages: Sequence[Message]) -> tuple[Reservation, int | None]:
+        """Set tokens aside for a reply, and say how many characters the budget has for it."""
+        if not self._root.sampled:
+            return self._ledger.reserve(Cost()), None
+        asked = self._meter.tokens(messages)
+        most = asked + (self._root.max_tokens or REPLY_TOKENS)
+        left = _tokens_left(self._ledger)
+        if left is None:
+            return self._ledger.reserve(Cost(tokens=most)), None
+        if asked + LEAST_REPLY_TOKENS <= left:
+            # A reply seldom takes all that it may: the last ones get what is left.
+            most = min(most, left)
+        return self._ledger.reserve(Cost(tokens=most)), self._meter.chars(max(left - asked, 0))
+
+
+def _tokens_left(ledger: Ledger) -> int | None:
+    left = [
+        above.budget.max_tokens - above.used.tokens - above.reserved.tokens
+        for above in ledger.line()
+        if above.budget.max_tokens is not None
+    ]
+    return min(left) if left else None
