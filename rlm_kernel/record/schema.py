@@ -99,8 +99,10 @@ _FIRST = (
         s.at_s AS started_s,
         e.at_s AS ended_s
     FROM event AS s
-    LEFT JOIN event AS e
-        ON e.run_id = s.run_id AND e.kind = 'RunEnded' AND e.call_id IS NULL
+    LEFT JOIN event AS e ON e.seq = (
+        SELECT min(seq) FROM event
+        WHERE run_id = s.run_id AND turn IS NULL AND kind = 'RunEnded' AND call_id IS NULL
+    )
     WHERE s.kind = 'RunStarted' AND s.call_id IS NULL
     """,
     # Of several proposals of a turn the last one counts: it is the one that was decided on.

@@ -71,7 +71,8 @@ class Record:
         self._events: list[_Row] = []
         self._blobs: dict[str, bytes] = {}
         self._interrupted = False
-        self._last = self.last_seq()
+        # Not asked of a record that is only read: it may be damaged just there.
+        self._last = 0 if lock is None else self.last_seq()
 
     @classmethod
     def open(cls, path: Path | None = None) -> Record:

@@ -112,10 +112,10 @@ def _prompts_of_runs(connection: sqlite3.Connection, fetch: Fetch) -> Iterator[s
 
 def _runs(connection: sqlite3.Connection, fetch: Fetch) -> Iterator[str]:
     for run_id, state, started, ended in connection.execute(
-        "SELECT e.run_id, r.state, sum(e.kind = 'RunStarted'), sum(e.kind = 'RunEnded')"
-        " FROM event AS e LEFT JOIN runs AS r ON r.run = e.run_id"
-        " WHERE e.kind IN ('RunStarted', 'RunEnded') AND e.call_id IS NULL"
-        " GROUP BY e.run_id ORDER BY min(e.seq)"
+        "SELECT run_id, (SELECT state FROM runs WHERE run = run_id),"
+        " sum(kind = 'RunStarted'), sum(kind = 'RunEnded') FROM event"
+        " WHERE kind IN ('RunStarted', 'RunEnded') AND call_id IS NULL"
+        " GROUP BY run_id ORDER BY min(seq)"
     ):
         if started == 1 and not ended:
             yield f"run {run_id} is under way: {state}"
