@@ -1,0 +1,29 @@
+"""The REPL room: a worker process that runs cells, seen from the trusted kernel process.
+
+    repl            `Repl`, what other rooms use; `cell` and `output` are its parts
+    tree            supervisor and live worker, replaced as they end
+    processes       kernel's side of the supervisor;  supervisor: the process itself
+    live            one worker: its `link`, its `pipes`, its open `requests`
+    messages        the protocol of the link
+    worker          what runs in the worker process; never imported here
+
+This package knows no models and no Jupyter.
+"""
+
+from __future__ import annotations
+
+from rlm_kernel.errors import LinkError, WorkerDied
+from rlm_kernel.repl.cell import Executed
+from rlm_kernel.repl.handler import Nobody, ReplHandler
+from rlm_kernel.repl.output import MAX_OUTPUT
+from rlm_kernel.repl.repl import Repl
+
+__all__ = [
+    "MAX_OUTPUT",
+    "Executed",
+    "LinkError",
+    "Nobody",
+    "Repl",
+    "ReplHandler",
+    "WorkerDied",
+]
