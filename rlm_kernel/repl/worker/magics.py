@@ -1,0 +1,246 @@
+"""The magics of the REPL: ``%prompt``, ``%rlm`` and ``%sub_RLM``."""
+
+# IPython's decorators and parsers have no types.
+# mypy: disable-error-code="no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from rlm_kernel.cells import PromptInfo
+from rlm_kernel.errors import PromptError
+
+if TYPE_CHECKING:
+    from rlm_kernel.repl.worker.worker import Worker
+
+__all__ = ["RLMMagics", "filled"]
+
+_COMMANDS = ("status", "pause", "resume", "stop", "budget", "step", "run")
+
+
+def filled(template: str, namespace: dict[str, Any]) -> str:
+    """*template* with each ``{expression}`` replaced by its value; ``{{`` and ``}}`` are braces.
+
+    Raises
+    ------
+    UsageError
+        A brace has no partner.
+    Exception
+        Whatever an expression raises.
+    """
+    from IPython.utils.text import FullEvalFormatter
+
+    try:
+        return str(FullEvalFormatter().vformat(template, (), namespace))
+    except ValueError as error:
+        if "brace" in str(error) or "'}'" in str(error) or "'{'" in str(error):
+            raise UsageError(f"{error}; write {{{{ and }}}} for braces of the text") from None
+        raise
+
+
+def _summary(info: PromptInfo) -> str:
+    count = "" if info.kind == "str" else f" in {info.items:,} items"
+    source = f", from {info.source}" if info.source else ""
+    return f"P is a {info.kind} of {info.chars:,} characters{count}{source}."
+
+
+def _leading_options(line: str, valued: tuple[str, ...]) -> tuple[str, str]:
+    """The options at the beginning of *line*, and the text after them, untouched."""
+    rest = line.lstrip()
+    while rest.startswith("--"):
+        word, _, after = rest.partition(" ")
+        if word.partition("=")[0] not in valued:
+            break
+        if "=" not in word:
+            _, _, after = after.lstrip().partition(" ")
+        rest = after.lstrip()
+    return line[: len(line) - len(rest)], rest
+
+
+@magics_class
+class RLMMagics(Magics):
+    """Load a prompt, start and steer a run, make a sub-call."""
+
+    @property
+    def _worker(self) -> Worker:
+        worker: Worker = self.shell.worker  # type: ignore[union-attr]
+        return worker
+
+    @property
+    def _namespace(self) -> dict[str, Any]:
+        return self._worker.shell.user_ns
+
+    # --- %prompt ------------------------------------------------------------------------------
+
+    @magic_arguments()
+    @argument(
+        "-e",
+        "--expression",
+        action="store_true",
+        help="what follows is a Python expression whose value becomes P",
+    )
+    @argument("source", nargs="*", help="a file, a folder, or a glob such as docs/**/*.md")
+    @no_var_expand
+    @line_cell_magic
+    def prompt(self, line: str, cell: str | None = None) -> None:
+        """Load the prompt P, also known as context.
+
+        Examples::
+
+            %prompt book.txt
+            %prompt ~/project/src
+            %prompt -e "\\n".join(pages)
+
+        As ``%%prompt`` the rest of the cell is the prompt. A folder or a glob becomes one
+        text with a header line for each file; a ``.json`` file with a list or dict of
+        str becomes that.
+        """
+        if cell is not None:
+            self._take(cell, line.strip())
+            return
+        head, _, expression = line.strip().partition(" ")
+        if head in ("-e", "--expression"):
+            self._take(eval(expression, self._namespace), expression.strip())
+        elif not head:
+            raise UsageError("%prompt needs a file, a folder, a glob, or -e and an expression")
+        else:
+            self._read(line.strip())
+
+    def _read(self, spec: str) -> None:
+        from rlm_kernel.prompts import read_prompt
+
+        if spec[0] == spec[-1] and spec[0] in "'\"":
+            spec = spec[1:-1]
+        try:
+            found = read_prompt(spec)
+        except PromptError as error:
+            raise UsageError(str(error)) from None
+        self._take(found.value, found.source)
+        if found.skipped:
+            print(f"{found.files:,} files read, {found.skipped:,} skipped that are no text.")
+
+    def _take(self, value: object, source: str) -> None:
+        try:
+            info = self._worker.set_prompt(value, source)
+        except PromptError as error:
+            raise UsageError(str(error)) from None
+        print(_summary(info))
+
+    # --- %rlm ---------------------------------------------------------------------------------
+
+    @magic_arguments()
+    @argument("--root", help="what proposes the cells, such as openai:MODEL@URL or human")
+    @argument("--sub", help="the model of sub-calls, such as openai:MODEL@URL or embedded")
+    @argument("--dialect", help="names and prompt that the root expects: paper or rlms")
+    @argument("--max-turns", help="root turns")
+    @argument("--max-tokens", help="tokens of root and sub-calls together")
+    @argument("--max-subcalls", help="sub-calls of the whole tree")
+    @argument("--max-depth", help="depth of child runs")
+    @argument("--max-seconds", help="wall time")
+    @argument("--max-cost", help="US dollars")
+    @argument("--policy", help="run (by itself) or ask (before every cell)")
+    @argument("words", nargs="*", help="as %%rlm COMMAND: status, pause, resume, stop, …")
+    @no_var_expand
+    @line_cell_magic
+    def rlm(self, line: str, cell: str | None = None) -> None:
+        """Start a run that answers the query in this cell about P, or steer the one there is.
+
+        Examples::
+
+            %%rlm --root openai:qwen3@http://localhost:8000/v1 --max-turns 20
+            Which access code opens the north gate?
+
+            %rlm status
+            %rlm pause
+
+        Commands: status, pause, resume, stop, budget, step, run.
+        """
+        if cell is None:
+            self._command(line)
+            return
+        given = self._options(line)
+        query = cell.strip()
+        if not query:
+            raise UsageError("%%rlm needs the query in the lines below it")
+        _show(self._worker.requests.start_run(query, given))
+
+    def _options(self, line: str) -> dict[str, str | bool | None]:
+        parsed: Namespace = parse_argstring(self.rlm, line)
+        if parsed.words:
+            raise UsageError(
+                f"%%rlm does not know {' '.join(parsed.words)!r}; "
+                "options begin with --, and the query stands in the lines below"
+            )
+        return {
+            name: value
+            for name, value in vars(parsed).items()
+            if name != "words" and value is not None
+        }
+
+    def _command(self, line: str) -> None:
+        try:
+            words = shlex.split(line) or ["status"]
+        except ValueError as error:
+            raise UsageError(f"%rlm: {error}") from None
+        if words[0] not in _COMMANDS:
+            raise UsageError(
+                f"%rlm does not know {words[0]!r}; its commands are {', '.join(_COMMANDS)}, "
+                "and %%rlm with a query below it starts a run"
+            )
+        _show(self._worker.requests.run_command(words[0], words[1:]))
+
+    # --- %sub_RLM -----------------------------------------------------------------------------
+
+    @magic_arguments()
+    @argument("--model", help="the model to ask; left to the kernel if not given")
+    @argument("--out", help="name of the variable that keeps the reply; it is not shown then")
+    @argument("--temperature", type=float, help="of sampling")
+    @argument("--max-tokens", type=int, help="length of the reply")
+    @argument("text", nargs="*", help="the prompt, with {expression} filled in")
+    @no_var_expand
+    @line_cell_magic
+    def sub_RLM(self, line: str, cell: str | None = None) -> str | None:
+        """Ask a smaller model once.
+
+        Each ``{expression}`` of the prompt is replaced by its value; ``{{`` and ``}}`` are
+        braces. ``%sub_RLM`` returns the reply, ``%%sub_RLM`` prints it.
+
+        Examples::
+
+            %sub_RLM --max-tokens 40 Which year is meant in: {P[200:400]}
+
+            %%sub_RLM --out summary
+            Summarize in one sentence:
+            {chapter}
+        """
+        valued = ("--model", "--out", "--temperature", "--max-tokens")
+        head, text = (line, cell) if cell is not None else _leading_options(line, valued)
+        given: Namespace = parse_argstring(self.sub_RLM, head)
+        if given.text:
+            raise UsageError(f"%%sub_RLM does not know {' '.join(given.text)!r}")
+        if not text.strip():
+            raise UsageError("sub_RLM needs a prompt")
+        reply = self._worker.sub(
+            filled(text.strip(), self._namespace),
+            model=given.model,
+            temperature=given.temperature,
+            max_tokens=given.max_tokens,
+        )
+        if given.out:
+            self._namespace[given.out] = reply
+            return None
+        if cell is None:
+            return reply
+        print(reply)
+        return None
+
+
+def _show(text: str) -> None:
+    if text:
+        print(text)

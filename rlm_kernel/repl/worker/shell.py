@@ -1,0 +1,302 @@
+"""IPython, with the link as its front end."""
+
+# IPython has types, but not for much of what a subclass overrides and calls.
+# mypy: disable-error-code="no-untyped-call,override,union-attr"
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.profiledir import ProfileDir
+from traitlets import Any as AnyTrait
+from traitlets import Instance, Type, default
+from traitlets.config import Config
+
+from rlm_kernel.cells import Display, ErrorOutput, Result
+from rlm_kernel.repl.worker.plain import printable
+
+if TYPE_CHECKING:
+    from rlm_kernel.repl.worker.interrupts import Interrupts
+    from rlm_kernel.repl.worker.streams import Outlet, Streams
+
+__all__ = ["WorkerShell", "make_shell"]
+
+_LONG = 1_000_000
+"""Characters of a str that its repr in a result shows."""
+
+_INLINE = "module://matplotlib_inline.backend_inline"
+
+
+def _encoded(data: dict[str, Any]) -> dict[str, Any]:
+    """A MIME bundle as a notebook file has it: binary contents in base64."""
+    if not any(isinstance(content, bytes) for content in data.values()):
+        return data
+    from base64 import b64encode
+
+    return {
+        mime: b64encode(content).decode() if isinstance(content, bytes) else content
+        for mime, content in data.items()
+    }
+
+
+class _Publisher(DisplayPublisher):
+    """``display()``, ``update_display()``, ``clear_output()``."""
+
+    outlet: Outlet
+    streams: Streams
+
+    def publish(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        *,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **_: Any,
+    ) -> None:
+        self._validate_data(data, metadata)
+        self.streams.flush()
+        display_id = (transient or {}).get("display_id")
+        self.outlet.rich(Display(_encoded(data), metadata or {}, display_id, update))
+
+    def clear_output(self, wait: bool = False) -> None:
+        self.streams.flush()
+        self.outlet.clear(bool(wait))
+
+
+class _Hook(DisplayHook):
+    """The value of a trailing expression."""
+
+    outlet: Outlet
+    streams: Streams
+
+    def write_output_prompt(self) -> None:
+        pass
+
+    def write_format_data(
+        self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
+    ) -> None:
+        self.streams.flush()
+        self.outlet.rich(Result(self.prompt_count, _encoded(format_dict), md_dict or {}))
+
+    def log_output(self, format_dict: dict[str, Any]) -> None:
+        # For `%history -o`. IPython would keep all that was shown, images included.
+        text = format_dict.get("text/plain")
+        if isinstance(text, str) and len(text) < 10_000:
+            self.shell.history_manager.output_hist_reprs[self.prompt_count] = text
+
+    def finish_displayhook(self) -> None:
+        self._is_active = False
+
+
+class WorkerShell(InteractiveShell):
+    """The InteractiveShell of a worker. Make it with `make_shell`."""
+
+    display_pub: _Publisher
+    displayhook: _Hook
+    display_pub_class = Type(_Publisher)
+    displayhook_class = Type(_Hook)
+    kernel = AnyTrait()
+    worker = AnyTrait()
+    profile_dir = Instance(ProfileDir)
+
+    @default("profile_dir")
+    def _make_profile_dir(self) -> Any:
+        # Only `%store` and its like need it; a REPL that starts writes nothing to the disk.
+        return ProfileDir.create_profile_dir_by_name(self.ipython_dir, "default")
+
+    def __init__(
+        self, *, outlet: Outlet, streams: Streams, interrupts: Interrupts, **kwargs: Any
+    ) -> None:
+        self.outlet = outlet
+        self.streams = streams
+        self.interrupts = interrupts
+        self.last_error: ErrorOutput | None = None
+        self.display_failed = False
+        super().__init__(**kwargs)
+        self.display_pub.outlet = self.displayhook.outlet = outlet
+        self.display_pub.streams = self.displayhook.streams = streams
+        self.display_formatter.formatters["text/plain"].for_type(str, _pretty_str)
+
+    # --- parts of IPython that a worker does differently --------------------------------------
+
+    def init_profile_dir(self, profile_dir: Any) -> None:
+        pass
+
+    def init_virtualenv(self) -> None:
+        pass
+
+    def init_environment(self) -> None:
+        os.environ.update(TERM="xterm-color", CLICOLOR="1", PAGER="cat", GIT_PAGER="cat")
+        os.environ.setdefault("MPLBACKEND", _INLINE)
+
+    def init_hooks(self) -> None:
+        from IPython.core import page
+
+        super().init_hooks()
+        self.set_hook("show_in_pager", page.as_hook(self._page), 99)
+
+    def _page(
+        self, text: Any, start: int = 0, screen_lines: int = 0, pager_cmd: Any = None
+    ) -> None:
+        data = text if isinstance(text, dict) else {"text/plain": text}
+        payload = {"source": "page", "data": data, "start": max(0, start)}
+        self.payload_manager.write_payload(payload)
+
+    def set_next_input(self, s: str, replace: bool = False) -> None:
+        payload = {"source": "set_next_input", "text": s, "replace": replace}
+        self.payload_manager.write_payload(payload)
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        if gui not in (None, "inline", "agg"):
+            raise UsageError(
+                f"The event loop of {gui!r} cannot run in this REPL; use %matplotlib inline"
+            )
+
+    def ask_exit(self) -> None:
+        """``exit`` and ``quit``: the end of the cell, not of the REPL."""
+        raise SystemExit
+
+    @contextmanager
+    def _tee(self, channel: str) -> Iterator[None]:
+        # IPython keeps all that a cell prints in its history: unbounded memory for nothing.
+        yield
+
+    # --- running ------------------------------------------------------------------------------
+
+    def run_cell(self, *args: Any, **kwargs: Any) -> Any:
+        self.last_error, self.display_failed = None, False
+        return super().run_cell(*args, **kwargs)
+
+    def should_run_async(self, raw_cell: str, **kwargs: Any) -> bool:
+        if super().should_run_async(raw_cell, **kwargs):
+            return True
+        transformed = kwargs.get("transformed_cell")
+        return bool(self.autoawait and transformed and starts_tasks(transformed))
+
+    def evaluate(self, expressions: dict[str, str]) -> dict[str, Any]:
+        """Evaluate the ``user_expressions`` of an execute request."""
+        values: dict[str, Any] = self.user_expressions(expressions)
+        return values
+
+    def take_payload(self) -> list[dict[str, Any]]:
+        """What the cell left for the front end: a pager's text, the next input."""
+        payload: list[dict[str, Any]] = self.payload_manager.read_payload()
+        self.payload_manager.clear_payload()
+        return payload
+
+    # --- errors -------------------------------------------------------------------------------
+
+    def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        try:
+            etype, value, tb = self._get_exc_info(exc_tuple)
+        except ValueError:  # nothing to show: IPython says so
+            super().showtraceback(exc_tuple, *args, **kwargs)
+            return
+        if etype is UsageError:
+            self.last_error = ErrorOutput("UsageError", printable(str(value)), [])
+            self.streams.flush()
+            self.show_usage_error(value)
+        elif issubclass(etype, SystemExit):
+            self._showtraceback(etype, value, [_exit_note(value)])
+        elif self.interrupts.count and etype.__name__ == "CancelledError":
+            # An interrupt of a cell that awaits is a cancellation inside the loop only.
+            stop = KeyboardInterrupt().with_traceback(tb)
+            super().showtraceback((KeyboardInterrupt, stop, tb), *args, **kwargs)
+        elif _has_group(value):
+            # IPython prints groups straight to stderr.
+            self._showtraceback(etype, value, traceback.format_exception(etype, value, tb))
+        else:
+            super().showtraceback(exc_tuple, *args, **kwargs)
+
+    def _showtraceback(self, etype: type[BaseException], evalue: Any, stb: list[str]) -> None:
+        self.streams.flush()
+        try:
+            message = str(evalue)
+        except Exception as error:
+            message = f"<str() of the exception raised {type(error).__name__}>"
+        lines = [printable(line) for line in stb]
+        self.last_error = ErrorOutput(etype.__name__, printable(message), lines)
+        if self.displayhook.is_active:
+            self.display_failed = True
+        self.outlet.error(self.last_error)
+
+
+# Libraries (rich, tqdm, plotly and many a recipe) know a notebook by the name of this class.
+WorkerShell.__name__ = WorkerShell.__qualname__ = "ZMQInteractiveShell"
+
+
+def _pretty_str(text: str, printer: Any, cycle: bool) -> None:
+    """repr of a str; of a very long one only its beginning, or P would fill the notebook."""
+    if len(text) <= _LONG:
+        printer.text(repr(text))
+    else:
+        printer.text(f"{text[:_LONG]!r}… (+{len(text) - _LONG:,} characters)")
+
+
+def _exit_note(value: SystemExit) -> str:
+    code = "" if value.code is None else f"({value.code!r})"
+    return f"SystemExit{code}: this ended the cell only; the REPL and its variables are still here."
+
+
+def _has_group(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, BaseExceptionGroup):
+            return True
+        error = error.__context__
+    return False
+
+
+def starts_tasks(source: str) -> bool:
+    """Whether *source* starts tasks at its top level and so needs a running event loop.
+
+    In a Jupyter kernel cells run inside of one. Here only these and those with
+    ``await`` do, so that ``asyncio.run`` works in all others.
+    """
+    if not any(name in source for name in _TASK_STARTERS):
+        return False
+    try:
+        pending: list[ast.AST] = list(ast.parse(source).body)
+    except (SyntaxError, ValueError):
+        return False
+    starts = False
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in ("run", "run_until_complete"):
+                return False
+            starts |= name in _TASK_STARTERS
+        pending.extend(ast.iter_child_nodes(node))
+    return starts
+
+
+_TASK_STARTERS = ("create_task", "ensure_future", "get_running_loop")
+
+
+def make_shell(outlet: Outlet, streams: Streams, interrupts: Interrupts) -> WorkerShell:
+    """The shell of this worker, in the module ``__main__``."""
+    config = Config()
+    # Its thread would make the worker multi-threaded; `%history` works without the database.
+    config.HistoryManager.enabled = False
+    # How tqdm, ipywidgets and others recognize a notebook.
+    config.IPKernelApp = Config()
+    warnings.filterwarnings("ignore", message="To exit: use 'exit'")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return WorkerShell.instance(
+        config=config, outlet=outlet, streams=streams, interrupts=interrupts
+    )
