@@ -188,7 +188,8 @@ def _pip_tells_progress() -> bool:
 
 def _why(errors: str) -> str:
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    last = next((line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else "")
+    told = [line for line in lines if line.startswith("ERROR: ") and not line.endswith(":")]
+    last = (told or lines or [""])[-1]
     said = last.removeprefix("ERROR: ").rstrip(".")[:200]
     return (
         f"the embedded model could not be downloaded (pip: {said or 'no message'}): check the "

@@ -220,7 +220,7 @@ class OpenAIEndpoint:
     def _unreachable(self, error: OSError) -> EndpointError:
         if isinstance(error, TimeoutError):
             why = "did not accept a connection in time"
-        elif "refused" in str(error).lower():
+        elif error.errno == errno.ECONNREFUSED:
             why = "refuses connections"
         elif isinstance(error, ConnectionError) or error.errno in _CUT:
             return self._cut()
