@@ -13,6 +13,7 @@ from collections import OrderedDict
 from typing import Any
 
 import zmq.asyncio
+from ipykernel._version import kernel_protocol_version
 from ipykernel.kernelapp import IPKernelApp
 from ipykernel.kernelbase import Kernel
 from traitlets import Type
@@ -60,7 +61,7 @@ class RLMKernel(Kernel):
     def start(self) -> None:
         """Begin to serve; the worker is on its way since before this process read its modules."""
         super().start()
-        loop = self.io_loop.asyncio_loop  # type: ignore[attr-defined]
+        loop = self.io_loop.asyncio_loop
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         self._session_ready = loop.create_task(self._open_session())
 
@@ -82,7 +83,7 @@ class RLMKernel(Kernel):
 
     async def do_shutdown(self, restart: bool) -> dict[str, Any]:
         """End the runs and the REPL; no process is left."""
-        loop = self.io_loop.asyncio_loop  # type: ignore[attr-defined]
+        loop = self.io_loop.asyncio_loop
         # This runs on the control thread; the session belongs to the main loop.
         closing = asyncio.run_coroutine_threadsafe(self._close(), loop)
         await asyncio.wrap_future(closing)
@@ -107,10 +108,17 @@ class RLMKernel(Kernel):
     @property
     def kernel_info(self) -> dict[str, Any]:
         """What a front end is told of this kernel; the key ``rlm`` says that it is one."""
-        info: dict[str, Any] = dict(super().kernel_info)
-        info["supported_features"] = []
-        info["rlm"] = {"version": rlm_kernel.__version__, "driver": TARGET}
-        return info
+        # Not the base class's: that imports the debugger to see whether there is one.
+        return {
+            "protocol_version": kernel_protocol_version,
+            "implementation": self.implementation,
+            "implementation_version": self.implementation_version,
+            "language_info": self.language_info,
+            "banner": self.banner,
+            "help_links": self.help_links,
+            "supported_features": [],
+            "rlm": {"version": rlm_kernel.__version__, "driver": TARGET},
+        }
 
     @property
     def language_info(self) -> dict[str, Any]:
@@ -142,7 +150,7 @@ class RLMKernel(Kernel):
         self._request, self._idents = parent, ident
         await super().execute_request(stream, ident, parent)
 
-    async def do_execute(  # type: ignore[override]
+    async def do_execute(
         self,
         code: str,
         silent: bool,
@@ -207,7 +215,7 @@ class RLMKernel(Kernel):
             "metadata": found.metadata,
         }
 
-    async def do_inspect(  # type: ignore[override]
+    async def do_inspect(
         self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()
     ) -> dict[str, Any]:
         """Documentation of the object under the cursor."""
@@ -219,12 +227,12 @@ class RLMKernel(Kernel):
         """Whether *code* is ready to run."""
         repl = (await self._session()).repl
         found = await repl.is_complete(code)
-        reply = {"status": found.status}
+        reply: dict[str, Any] = {"status": found.status}
         if found.status == "incomplete":
             reply["indent"] = found.indent
         return reply
 
-    async def do_history(  # type: ignore[override]
+    async def do_history(
         self,
         hist_access_type: str,
         output: bool,
@@ -391,11 +399,11 @@ def _as_message(output: Output) -> tuple[str, Message]:
             return "stream", {"name": name, "text": text}
         case Display(data, metadata, display_id, update):
             transient = {} if display_id is None else {"display_id": display_id}
-            content = {"data": data, "metadata": metadata, "transient": transient}
-            return ("update_display_data" if update else "display_data"), content
+            shown: Message = {"data": data, "metadata": metadata, "transient": transient}
+            return ("update_display_data" if update else "display_data"), shown
         case Result(count, data, metadata):
-            content = {"execution_count": count, "data": data, "metadata": metadata}
-            return "execute_result", content
+            value: Message = {"execution_count": count, "data": data, "metadata": metadata}
+            return "execute_result", value
         case ErrorOutput(ename, evalue, traceback):
             return "error", {"ename": ename, "evalue": evalue, "traceback": traceback}
         case Clear(wait):

@@ -222,7 +222,7 @@ def _plain_prompt(prompt: Prompt) -> tuple[str | list[str] | dict[str, str], str
         return _checked(dict(prompt), prompt.values()), DEFAULT_QUERY
     items = list(prompt)
     if items and all(isinstance(item, Mapping) for item in items):
-        return [_message_text(item) for item in items], CHAT_QUERY  # type: ignore[arg-type]
+        return [_message_text(item) for item in items], CHAT_QUERY
     return _checked(items, items), DEFAULT_QUERY  # type: ignore[return-value]
 
 

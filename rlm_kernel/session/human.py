@@ -29,7 +29,6 @@ class HumanExecutor:
         self._asked: asyncio.Queue[tuple[int, Sequence[Message], asyncio.Future[CellResult]]] = (
             asyncio.Queue()
         )
-        self._interrupt: Callable[[], None] = lambda: None
 
     async def execute(self, turn: int, source: str, history: Sequence[Message]) -> CellResult:
         """Called by the engine: wait until the person's cell has run as *turn*."""
@@ -37,7 +36,7 @@ class HumanExecutor:
         self._asked.put_nowait((turn, history, done))
         return await done
 
-    def interrupt(self) -> None:
+    async def interrupt(self) -> None:
         """The person interrupts their own cell at the front end."""
 
     async def turn(self, code: str, run: asyncio.Task[RunEnded], execute: RunTurn) -> Executed:

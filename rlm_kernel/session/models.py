@@ -52,11 +52,11 @@ class Models:
             from rlm_kernel.subcalls.embedded import embedded_server
 
             server = await embedded_server()
-            return ChatRoot(
-                spec.model, base_url=server.base_url, api_key=server.api_key, name=str(spec)
-            )
+            root = ChatRoot(spec.model, base_url=server.base_url, api_key=server.api_key)
+            root.name = str(spec)
+            return root
         key = api_key_for(spec, self._environ)
-        return ChatRoot(spec.model, base_url=spec.base_url, api_key=key, name=str(spec))
+        return ChatRoot(spec.model, base_url=spec.base_url, api_key=key)
 
     def check_root(self, spec: str) -> None:
         """Raise `UsageError` where *spec* names no root or its key is missing."""
@@ -125,7 +125,7 @@ class Models:
             return EmbeddedEndpoint()
         from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
 
-        return OpenAIEndpoint(spec, api_key=api_key_for(spec, self._environ))
+        return OpenAIEndpoint(spec, api_key_for(spec, self._environ))
 
     async def close(self) -> None:
         """Drop all connections."""

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from rlm_kernel.cells import CellResult, Display, ErrorOutput, Output
-from rlm_kernel.driver.hub import Claim, Hub
+from rlm_kernel.driver.handover import Claim, Verdict
+from rlm_kernel.driver.hub import Hub
 from rlm_kernel.driver.inline import InlineView
 from rlm_kernel.engine.decisions import Decision
 from rlm_kernel.engine.events import RunEnded, RunPaused, Stored
@@ -76,7 +77,10 @@ class NotebookSession(Session):
             front_end=front_end,
         )
         self.settings = Settings(root=environ.get("RLM_ROOT", ""), sub=environ.get("RLM_SUB", ""))
-        self.hub = Hub(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self.hub = Hub(loop.time, loop.call_later, busy=lambda: self.repl.busy)
+        self.count = 0
+        """Number of the last cell."""
         self._requested: Request | None = None
         self._task: asyncio.Task[RunEnded] | None = None
         self._human: HumanExecutor | None = None
@@ -102,8 +106,9 @@ class NotebookSession(Session):
     ) -> Executed:
         """Run a cell of the front end's: a person's, or one that the root proposed."""
         claim = None if silent else self.hub.claim(cell_id, code)
-        if claim is not None:
-            return await self._execute_claim(claim, code, header, on_start, publish)
+        verdict = "none" if claim is None else await claim.verdict()
+        if claim is not None and verdict != "none":
+            return await self._execute_claim(claim, verdict, header, on_start, publish)
         if self._human is not None and not silent and not _is_command(code):
             return await self._execute_as_root(code, header, on_start, publish)
         executed = await self.repl.execute(
@@ -116,25 +121,30 @@ class NotebookSession(Session):
             on_output=publish,
             on_start=on_start,
         )
+        self.count = executed.result.execution_count
         return await self._after_cell(executed, cell_id, publish)
 
     async def _execute_claim(
         self,
         claim: Claim,
-        code: str,
+        verdict: Verdict,
         header: dict[str, Any],
         on_start: Callable[[int], None],
         publish: Publish,
     ) -> Executed:
-        if claim.replay is not None:
-            # Ran while no front end was there: show what it printed, run nothing again.
-            for output in claim.replay.outputs:
+        if verdict == "show":
+            for output in claim.result.outputs:
                 publish(output)
-            return Executed(cell=0, result=claim.replay)
+            return Executed(cell=0, result=claim.result)
+        if verdict == "skip":
+            nothing = Executed(cell=0, result=CellResult(ok=True, execution_count=self.count))
+            return _failed(
+                nothing, UsageError("the run was stopped; this cell was not run"), publish
+            )
         try:
             executed = await self.execute_turn(
-                await claim.turn(),
-                code,
+                claim.turn,
+                claim.source,
                 self._history,
                 header=header,
                 on_start=on_start,
@@ -232,7 +242,7 @@ class NotebookSession(Session):
         self._human = human
         self._publish = publish
         if human is None:
-            self.hub.attach(run, after=cell_id, record=self.log.path)
+            self.hub.attach(run, run.started, self.log.path, cell_id)
         if not self.hub.has_driver or human is not None:
             view = InlineView(self._display, request.query)
             self.log.subscribe(view.on_event)
@@ -296,9 +306,10 @@ class HubExecutor:
             turn, source, lambda: self._direct.execute(turn, source, history)
         )
 
-    def interrupt(self) -> None:
-        """Interrupt the cell that runs."""
-        self._direct.interrupt()
+    async def interrupt(self) -> None:
+        """Interrupt the cell that runs, or take back that it is to be run."""
+        self._session.hub.withdraw()
+        await self._direct.interrupt()
 
 
 def _unseen(output: Output) -> None:

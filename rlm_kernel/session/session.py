@@ -35,7 +35,8 @@ from rlm_kernel.repl.messages import (
 from rlm_kernel.session.eventlog import EventLog
 from rlm_kernel.session.models import Models
 from rlm_kernel.session.settings import Settings
-from rlm_kernel.subcalls.scheduler import ChildOutcome, Outcome, Scheduler
+from rlm_kernel.subcalls.batch import ChildOutcome, Outcome
+from rlm_kernel.subcalls.scheduler import Scheduler
 
 __all__ = ["CHILD_QUERY", "FrontEnd", "Request", "Session", "new_id"]
 
@@ -294,6 +295,7 @@ class Session:
     def worker_lost(self, reason: str, lost: list[str]) -> None:
         """The worker is gone; a run gets ``P`` back before its next cell."""
         self._restore = True
+        self.prompt = self.prompt if self.run is not None else None
         if self.run is not None:
             self.log.emit(self.run.run_id, WorkerLost(reason=reason, lost=lost))
 
@@ -338,21 +340,20 @@ class Session:
         """Call models for a cell; results go back as they come."""
         settings, run = self.settings, self.run
         try:
-            self.models.check_sub(settings, request.params.model)
+            batch = self.scheduler.submit(
+                request.prompts,
+                kind=request.kind,
+                params=request.params,
+                run_id=run.run_id if run is not None else "",
+                turn=self.turn,
+                ledger=self._ledger or self._person,
+                deliver=lambda outcomes: deliver([_result(outcome) for outcome in outcomes]),
+                spawn_child=self._spawn_child(settings, run),
+                resolve=lambda model: self.models.sub(settings, model),
+            )
         except RLMError as error:
             fail(error)
-            return lambda: None
-        batch = self.scheduler.submit(
-            request.prompts,
-            kind=request.kind,
-            params=request.params,
-            run_id=run.run_id if run is not None else "",
-            turn=self.turn,
-            ledger=self._ledger or self._person,
-            deliver=lambda outcomes: deliver([_result(outcome) for outcome in outcomes]),
-            spawn_child=self._spawn_child(settings, run),
-            resolve=lambda model: self.models.sub(settings, model),
-        )
+            return _nothing
         return batch.cancel
 
     def _spawn_child(
@@ -406,9 +407,9 @@ class DirectExecutor:
         executed = await self._session.execute_turn(turn, source, history)
         return executed.result
 
-    def interrupt(self) -> None:
+    async def interrupt(self) -> None:
         """Interrupt the cell that runs."""
-        _keep(asyncio.ensure_future(self._session.repl.interrupt()))
+        await self._session.repl.interrupt()
 
 
 _tasks: set[asyncio.Future[None]] = set()
@@ -418,6 +419,10 @@ def _keep(task: asyncio.Future[None]) -> None:
     """Hold a reference until *task* is done: the loop itself keeps only a weak one."""
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
+
+
+def _nothing() -> None:
+    """There is nothing to cancel."""
 
 
 def _left(limit: float | None, used: float) -> float | int | None:

@@ -53,9 +53,7 @@ def _budget(budget: Budget, options: Mapping[str, object]) -> Budget:
     for name in options:
         value = getattr(changed, name)
         if value is not None and value < (0 if name == "max_depth" else 1e-9):
-            raise UsageError(
-                f"{_flag(name)} must be more than 0, not {value}; give a larger number"
-            )
+            raise UsageError(f"{_flag(name)} must be more than 0, not {value}")
     return changed
 
 
