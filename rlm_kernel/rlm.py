@@ -221,9 +221,10 @@ def _plain_prompt(prompt: Prompt) -> tuple[str | list[str] | dict[str, str], str
     if isinstance(prompt, Mapping):
         return _checked(dict(prompt), prompt.values()), DEFAULT_QUERY
     items = list(prompt)
-    if items and all(isinstance(item, Mapping) for item in items):
-        return [_message_text(item) for item in items], CHAT_QUERY
-    return _checked(items, items), DEFAULT_QUERY  # type: ignore[return-value]
+    messages = [item for item in items if isinstance(item, Mapping)]
+    if items and len(messages) == len(items):
+        return [_message_text(message) for message in messages], CHAT_QUERY
+    return _checked(items, items), DEFAULT_QUERY
 
 
 def _message_text(message: Mapping[str, Any]) -> str:
@@ -241,9 +242,7 @@ def _checked(prompt: Any, items: Any) -> Any:
 
 def _run_anywhere(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run *coroutine* to its end, on a thread of its own where this one has a running loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _has_running_loop():
         return asyncio.run(coroutine)
     outcome: list[T | BaseException] = []
 
@@ -259,3 +258,11 @@ def _run_anywhere(coroutine: Coroutine[Any, Any, T]) -> T:
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
+
+
+def _has_running_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -13,7 +13,7 @@ class TestConformance(jupyter_kernel_test.KernelTests):
     code_stderr = "import sys; print('test', file=sys.stderr)"
     completion_samples = [
         {"text": "zi", "matches": {"zip"}},
-        {"text": "impo", "matches": {"import", "ImportError", "ImportWarning"}},
+        {"text": "impo", "matches": {"import"}},
     ]
     complete_code_samples = ["1", "print('hello, world')", "def f(x):\n  return x*2\n\n\n"]
     incomplete_code_samples = ["print('''hello", "def f(x):\n  x*2"]
@@ -23,8 +23,6 @@ class TestConformance(jupyter_kernel_test.KernelTests):
     code_execute_result = [
         {"code": "1+2+3", "result": "6"},
         {"code": "[n*n for n in range(1, 4)]", "result": "[1, 4, 9]"},
-        {"code": "1+2+4", "result": "7"},
-        {"code": "1+2+5", "result": "8"},
     ]
     code_display_data = [
         {
