@@ -141,8 +141,7 @@ class Order:
     def claimed(self) -> bool:
         """Whether a front end executes the cell."""
         taken = self.taken
-        known = taken.done() and not taken.cancelled() and taken.exception() is None
-        return known and taken.result() is not None
+        return taken.done() and not taken.cancelled() and taken.result() is not None
 
     def give_up(self) -> None:
         """Run the cell without a front end."""

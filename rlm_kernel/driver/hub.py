@@ -224,13 +224,11 @@ class Hub:
     def withdraw(self, run_id: str = "") -> None:
         """The run is being stopped: wait no longer for a front end to execute its cell.
 
-        `execute` raises `UsageError` then; a cell that runs already is not touched.
+        `execute` is cancelled then; a cell that runs already is not touched.
         """
         run = self._find(run_id)
-        if run is not None and run.order is not None and not run.order.taken.done():
-            run.order.taken.set_exception(
-                UsageError("the run was stopped before its cell was executed; start it again")
-            )
+        if run is not None and run.order is not None:
+            run.order.taken.cancel()
 
     async def _claimed(self, run: DrivenRun, turn: int, source: str) -> Claim | None:
         """The execute request for the turn; ``None`` where none will come."""

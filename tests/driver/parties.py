@@ -238,8 +238,11 @@ class FrontEnd:
 class Kernel:
     """Receives execute requests and runs cells in turn, as the kernel does."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, result_of: Callable[[str], CellResult] | None = None) -> None:
         self.hub = hub
+        self.result_of = result_of or cell_result
+        self.directly: list[int] = []
+        """Turns that ran without a front end."""
         self.ran: list[tuple[int, str]] = []
         """Turn (0 for an ordinary cell) and source of what ran."""
         self.shown: list[CellResult] = []
@@ -251,14 +254,15 @@ class Kernel:
             self.ran.append((0, code))
         elif verdict == "run":
             self.ran.append((claim.turn, code))
-            claim.done(cell_result(code))
+            claim.done(self.result_of(code))
         elif verdict == "show":
             self.shown.append(claim.result)
         return verdict
 
     async def direct(self, turn: int, code: str) -> CellResult:
         self.ran.append((turn, code))
-        return cell_result(code)
+        self.directly.append(turn)
+        return self.result_of(code)
 
 
 def cell_result(code: str) -> CellResult:
