@@ -10,6 +10,7 @@ Durations are seconds.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import random
 import time
@@ -223,6 +224,8 @@ class _ChatStream:
         )
 
     async def _reply(self) -> AsyncGenerator[str, None]:
+        # The import takes a second or more, in which the event loop would answer nobody.
+        await asyncio.to_thread(importlib.import_module, "openai")
         await self._root.learn_limit()
         sent = 0
         while True:

@@ -87,7 +87,10 @@ class Conversation:
 
     async def _summary(self) -> str:
         """The root's own words on the turns so far; empty where it has none."""
-        request = [*self._messages, Message("user", self._dialect.summary_request())]
+        *before, last = self._messages
+        # In one message with the last observation: some chat templates want roles to alternate.
+        asked = f"{last.content}\n\n{self._dialect.summary_request()}"
+        request = [*before, Message("user", asked)]
         try:
             reply = await self._read(
                 request, frozenset(), lambda offset, text: None, max_chars=SUMMARY_CHARS

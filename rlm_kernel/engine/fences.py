@@ -32,7 +32,7 @@ _OPENING = re.compile(r"(?P<indent> *)(?P<mark>`{3,}|~{3,})(?P<info>.*)", re.DOT
 _ITEM = re.compile(r" *(?:[-+*]|\d{1,9}[.)]) +(?=\S)")
 _THINK = re.compile(r"\s*<(?P<tag>think|thinking)>", re.IGNORECASE)
 _THOUGHT = re.compile(r"</(?:think|thinking)>", re.IGNORECASE)
-_MAY_OPEN = re.compile(r"\s*(?:(?:[-+*]|\d{1,9}[.)])\s*)?(?:[`~<].*)?")
+_MAY_OPEN = re.compile(r"\s*(?:(?:[-+*]|\d{1,9}[.)]?)\s*)?(?:[`~<].*)?", re.DOTALL)
 _MAX_INNER = 200
 """Closing fences that may stand in one string. The next one closes, so that a root that
 rambles inside a string cannot make us look at its text again and again."""
@@ -130,7 +130,7 @@ class FenceReader:
         lines = self._prose
         if self._block is None and not self._thinking and self.found is None:
             held = _MAY_OPEN.fullmatch(self._rest)
-            lines = lines if held else [*lines, self._rest]
+            lines = lines if held else [*lines, self._rest.rstrip("\r")]
         return "\n".join(lines).strip("\n")
 
     @property
@@ -145,7 +145,7 @@ class FenceReader:
         rest = self._rest.strip()
         if not rest or rest[0] == block.char:
             return block.source
-        return "\n".join([*block.lines, _dedent(self._rest, block.indent)])
+        return "\n".join([*block.lines, _dedent(self._rest.rstrip("\r"), block.indent)])
 
     # --- lines --------------------------------------------------------------------------------
 

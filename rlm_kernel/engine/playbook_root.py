@@ -125,7 +125,9 @@ def _beginner(cells: Iterable[Proposed] | Callable[[], Generated]) -> Callable[[
     kept = [_cell(cell) for cell in cells]
 
     def replay() -> Generated:
-        yield from kept
+        # Not `yield from`, because a list's iterator cannot be sent observations.
+        for cell in kept:  # noqa: UP028
+            yield cell
 
     return replay
 

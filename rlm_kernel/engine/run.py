@@ -372,7 +372,7 @@ class Run:
         return proposal
 
     def _why_again(self, proposal: Proposal, note: str) -> list[Message]:
-        """Said before another proposal. Nothing without a reason: the root is just sampled again."""
+        """Said before another proposal; nothing where no reason was given."""
         if not note.strip():
             return []
         return [
