@@ -32,6 +32,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 
@@ -122,14 +123,13 @@ class Supervisor:
             self.ending = True
 
     def _take_order(self) -> None:
+        fds: list[int] = []
         try:
-            data, fds, _, _ = socket.recv_fds(
-                self.control, MAX_MESSAGE, 3, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-            )
+            data, fds = receive(self.control)
         except BlockingIOError:
             return
         except OSError:
-            data, fds = b"", []
+            data = b""
         if not data:
             self.ending = True
             return
@@ -244,6 +244,19 @@ class Supervisor:
         self.workers.clear()
         self.sweep()
         os._exit(0)
+
+
+def receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """Return the next message and the descriptors beside it, without waiting."""
+    # Not socket.recv_fds: it ignores its flags, so it would wait and let descriptors be inherited.
+    data, ancillary, _, _ = control.recvmsg(
+        MAX_MESSAGE, socket.CMSG_LEN(16 * 4), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    )
+    fds: list[int] = []
+    for level, kind, numbers in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds += struct.unpack(f"{len(numbers) // 4}i", numbers)
+    return data, fds
 
 
 def collect(pid: int) -> bool:
