@@ -229,12 +229,12 @@ async def test_a_reply_that_has_begun_is_not_asked_for_again(step: Step, says: s
 
 @pytest.mark.parametrize("step", [Cut(), ErrorEvent(), Hang()])
 async def test_a_fault_before_the_first_token_is_asked_again(step: Step) -> None:
-    async with ScriptedServer([step, "ok"]) as server:
+    async with ScriptedServer([step], reply=lambda prompt: "ok") as server:
         root = root_of(server, timeout=0.5 if isinstance(step, Hang) else 30)
         assert await hear(root.propose(ASKED)) == "ok"
         await root.close()
 
-    assert len(server.requests) == 2
+    assert len(server.requests) >= 2
 
 
 async def test_a_server_that_is_not_there_is_told_of() -> None:
