@@ -74,7 +74,8 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
         connection.close()
         # Reading a log needs a file beside it. On a medium that takes none the record is at
         # rest, unless a log lies there, which would then be left out.
-        if error.sqlite_errorname != "SQLITE_CANTOPEN" or _beside(path, "-wal").exists():
+        refused = _primary(error) in ("SQLITE_CANTOPEN", "SQLITE_READONLY")
+        if not refused or _beside(path, "-wal").exists():
             raise
         return _connect(path, "ro", "&immutable=1")
     return connection

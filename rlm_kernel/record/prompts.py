@@ -126,7 +126,7 @@ class PromptWriter:
         )
         self._chunks += 1
         self._bytes += len(chunk)
-        self._chars += len(chunk.translate(None, _CONTINUATION))
+        self._chars += len(chunk if chunk.isascii() else chunk.translate(None, _CONTINUATION))
 
     def _finish(self, connection: sqlite3.Connection) -> None:
         if self._rest:

@@ -6,7 +6,7 @@ import json
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlm_kernel.cells import CellResult, Display, Value
@@ -55,6 +55,7 @@ def test_the_samples_hold_every_kind_of_event() -> None:
     assert {type(event) for event in samples.one_of_each()} == set(get_args(Event))
 
 
+@settings(deadline=None)
 @given(ANYTHING)
 def test_a_value_of_user_code_comes_back_as_it_was(data: Any) -> None:
     answer = RunEnded(state="answered", answer=Value("object", "", data))
@@ -66,6 +67,7 @@ def test_a_value_of_user_code_comes_back_as_it_was(data: Any) -> None:
     assert repr(roundtrip(shown)[0]) == repr(shown)
 
 
+@settings(deadline=None)
 @given(ANY_TEXT)
 def test_any_text_comes_back_as_it_was_from_any_field(text: str) -> None:
     for event in (
