@@ -12,11 +12,14 @@ This package knows no models and no Jupyter.
 
 from __future__ import annotations
 
-from rlm_kernel.errors import LinkError, WorkerDied
-from rlm_kernel.repl.cell import Executed
-from rlm_kernel.repl.handler import Nobody, ReplHandler
-from rlm_kernel.repl.output import MAX_OUTPUT
-from rlm_kernel.repl.repl import Repl
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlm_kernel.errors import LinkError, WorkerDied
+    from rlm_kernel.repl.cell import Executed
+    from rlm_kernel.repl.handler import Nobody, ReplHandler
+    from rlm_kernel.repl.output import MAX_OUTPUT
+    from rlm_kernel.repl.repl import Repl
 
 __all__ = [
     "MAX_OUTPUT",
@@ -27,3 +30,22 @@ __all__ = [
     "ReplHandler",
     "WorkerDied",
 ]
+
+_HOMES = {
+    "LinkError": "rlm_kernel.errors",
+    "WorkerDied": "rlm_kernel.errors",
+    "Executed": "rlm_kernel.repl.cell",
+    "Nobody": "rlm_kernel.repl.handler",
+    "ReplHandler": "rlm_kernel.repl.handler",
+    "MAX_OUTPUT": "rlm_kernel.repl.output",
+    "Repl": "rlm_kernel.repl.repl",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: the worker is in this package too, and must not pay for the kernel's side.
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
