@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,11 +10,16 @@ import msgspec
 
 from rlm_kernel.config import EndpointSpec, api_key_for, parse_root_spec, parse_sub_spec
 from rlm_kernel.engine.roots import HumanRoot, PlaybookRoot, Root
-from rlm_kernel.errors import UsageError
+from rlm_kernel.errors import RLMError, UsageError
 from rlm_kernel.session.settings import Settings
 from rlm_kernel.subcalls.endpoint import Endpoint
 
 __all__ = ["Models"]
+
+_EMBEDDED_REPLY = 400
+"""Tokens: a model this small rarely comes to an end by itself."""
+
+_CONTEXT_PATIENCE_S = 5.0
 
 _SPEC_KINDS = ("openai:", "embedded")
 
@@ -52,7 +58,12 @@ class Models:
             from rlm_kernel.subcalls.embedded import embedded_server
 
             server = await embedded_server()
-            root = ChatRoot(spec.model, base_url=server.base_url, api_key=server.api_key)
+            root = ChatRoot(
+                spec.model,
+                base_url=server.base_url,
+                api_key=server.api_key,
+                max_tokens=_EMBEDDED_REPLY,
+            )
             root.name = str(spec)
             return root
         key = api_key_for(spec, self._environ)
@@ -97,6 +108,15 @@ class Models:
         if self._given is not None:
             return self._given
         return self._endpoint(self.sub_spec(settings))
+
+    async def sub_context(self, settings: Settings) -> int | None:
+        """Tokens that the model of sub-calls takes; ``None`` where its server does not say."""
+        try:
+            async with asyncio.timeout(_CONTEXT_PATIENCE_S):
+                return await self.sub(settings, None).context_limit()
+        except (RLMError, TimeoutError):
+            # No reason to hold up a run: the first sub-call tells what is wrong.
+            return None
 
     def child_settings(self, settings: Settings, model: str | None) -> Settings:
         """Settings of a child run: its root writes code, so it is a chat model in any case.

@@ -165,6 +165,7 @@ class NotebookSession(Session):
     ) -> Executed:
         assert self._human is not None
         assert self._task is not None
+        self._publish = publish
         executed = await self._human.turn(
             code,
             self._task,
@@ -173,7 +174,6 @@ class NotebookSession(Session):
             ),
         )
         if self._task.done():
-            self._publish = publish
             return self._ended(executed, publish)
         return executed
 

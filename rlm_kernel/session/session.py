@@ -193,6 +193,8 @@ class Session:
             policy=policy or (ask if settings.policy == "ask" else automatic),
             root_spec=root.name,
             sub_spec=self.models.sub_name(settings),
+            sub_context=await self.models.sub_context(settings),
+            hide_stream=request.depth > 0,
             depth=request.depth,
             parent_run_id=request.parent_run_id,
             parent_call_id=request.parent_call_id,
