@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
-import zstandard
 
 from rlm_kernel.engine.events import Event, RunEnded, TurnExecuted
 from rlm_kernel.record.fault import Fault
@@ -171,6 +170,8 @@ def _references(value: Any) -> Iterator[str]:
 
 def compress(data: bytes | memoryview, level: int) -> bytes:
     """One zstd frame that says how long its content is."""
+    import zstandard  # here: a kernel in which nothing is recorded need not wait for it
+
     return zstandard.ZstdCompressor(level=level).compress(data)
 
 
@@ -182,6 +183,8 @@ def decompress(frame: bytes, size: int) -> bytes:
     Fault
         *frame* is damaged, or says another size: then nothing is allocated for it.
     """
+    import zstandard
+
     try:
         if zstandard.get_frame_parameters(frame).content_size != size:
             raise Fault("compressed data of the record does not have the size it should have")

@@ -20,6 +20,7 @@ __all__ = [
     "connect",
     "connect_read_only",
     "new_path",
+    "real",
     "remove",
     "reporting",
     "transaction",
@@ -52,6 +53,11 @@ def new_path() -> Path:
         ) from error
     date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     return folder / f"{date}-{secrets.token_hex(4)}.rlm.sqlite"
+
+
+def real(path: Path) -> Path:
+    """*path* with symbolic links followed: one lock for all names of a record."""
+    return Path(os.path.realpath(path))  # Path.resolve raises where links form a loop
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -89,7 +89,7 @@ class Record:
             The file is no record, of a newer version, not writable, in a folder that does not
             exist, or being written by another process. It is as it was then.
         """
-        path = files.new_path() if path is None else path.resolve()
+        path = files.new_path() if path is None else files.real(path)
         with files.reporting(path, "open"), contextlib.ExitStack() as undo:
             if not path.parent.is_dir():
                 raise Fault(f"the folder {path.parent} does not exist; make it first")
@@ -110,7 +110,7 @@ class Record:
         RecordError
             There is none, it is no record, or of a newer version.
         """
-        path = path.resolve()
+        path = files.real(path)
         with files.reporting(path, "open"), contextlib.ExitStack() as undo:
             if not path.is_file():
                 raise Fault("there is no such file; check its name")

@@ -15,6 +15,8 @@ from rlm_kernel.record.codec import Fetch, decompress, unpack
 
 __all__ = ["verify"]
 
+_UNREADABLE = (RecordError, msgspec.DecodeError, UnicodeDecodeError)
+
 _Check = Callable[[sqlite3.Connection, Fetch], Iterator[str]]
 
 
@@ -53,7 +55,7 @@ def _events(connection: sqlite3.Connection, fetch: Fetch) -> Iterator[str]:
         expected = seq + 1
         try:
             event = unpack(body, fetch)
-        except (RecordError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except _UNREADABLE as error:
             yield f"event {seq} cannot be read: {error}"
             continue
         if columns != _columns(event):
@@ -103,7 +105,10 @@ def _prompts_of_runs(connection: sqlite3.Connection, fetch: Fetch) -> Iterator[s
     for run_id, body in connection.execute(
         "SELECT run_id, body FROM event WHERE kind = 'RunStarted' AND call_id IS NULL ORDER BY seq"
     ):
-        event = unpack(body, fetch)
+        try:
+            event = unpack(body, fetch)
+        except _UNREADABLE:  # said already
+            continue
         if isinstance(event, RunStarted) and not event.parent_call_id:
             question = "SELECT 1 FROM prompt WHERE sha256 = ?"
             if connection.execute(question, (event.prompt.sha256,)).fetchone() is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ import pytest
 from rlm_kernel.engine.events import TurnStarted
 from rlm_kernel.errors import RecordError
 from rlm_kernel.record import Record
+from rlm_kernel.record.files import WriterLock
 from tests.record import samples
 from tests.record.writer import event
 
@@ -117,6 +119,29 @@ def test_the_lock_is_found_by_any_name_of_the_record(record: Record, tmp_path: P
 
     with pytest.raises(RecordError, match="is writing it"):
         Record.open(link)
+
+
+def test_a_lock_whose_file_was_removed_just_before_it_was_taken_does_not_count(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    One process opens the lock's file; before it locks it, the holder lets go and removes the
+    file, and a third makes it anew: the first has a lock on a file that nobody looks at.
+    """
+    holder = WriterLock(path)
+    third: list[WriterLock] = []
+    flock = fcntl.flock
+
+    def flock_late(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        holder.release()
+        third.append(WriterLock(path))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_late)
+    with pytest.raises(RecordError, match="is writing it"):
+        WriterLock(path)
+    third[0].release()
 
 
 def test_a_forked_child_does_not_keep_the_lock_of_its_killed_parent(path: Path) -> None:

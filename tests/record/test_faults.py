@@ -93,6 +93,13 @@ def test_a_missing_folder_file_or_a_folder_in_place_of_a_file_is_refused(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_link_to_itself_is_refused(path: Path) -> None:
+    path.symlink_to(path)
+    for opened in (Record.open, Record.read):
+        with pytest.raises(RecordError, match=r"cannot open the record"):
+            opened(path)
+
+
 def test_an_empty_file_becomes_a_record_and_is_none_yet_for_a_reader(path: Path) -> None:
     path.touch()
     with pytest.raises(RecordError, match="it is empty"):

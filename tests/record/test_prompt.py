@@ -18,6 +18,10 @@ from tests.record import samples
 
 MIXED = "aé€😀\ud800\n" * 300_000  # 4.5 MB in UTF-8: characters of 1, 2, 3 and 4 bytes cross chunks
 
+SPANS = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
 
 def put(record: Record, prompt: str | list[str] | dict[str, str], piece: int = CHUNK) -> str:
     info = samples.prompt_info(prompt)

@@ -299,6 +299,7 @@ class TestVerify:
         [
             ("DELETE FROM event WHERE seq IN (2, 3)", "events 2 to 3 are missing"),
             ("UPDATE event SET body = '{' WHERE seq = 2", "event 2 cannot be read"),
+            ("UPDATE event SET body = '{' WHERE seq = 1", "event 1 cannot be read"),
             ("UPDATE event SET tokens = 1 WHERE seq = 3", "event 3 and its columns disagree"),
             ("UPDATE event SET turn = 9 WHERE seq = 3", "event 3 and its columns disagree"),
             ("DELETE FROM blob", "event 6 cannot be read: "),
