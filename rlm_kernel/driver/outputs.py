@@ -153,7 +153,7 @@ class CellOutputs:
 
 def _node(kind: str, **fields: Any) -> dict[str, Any]:
     """An output of a notebook. Checked when the notebook is written, all at once."""
-    return NotebookNode(output_type=kind, **fields)
+    return NotebookNode(output_type=kind, **fields)  # type: ignore[no-untyped-call]
 
 
 def _display_id(content: dict[str, Any]) -> str:
