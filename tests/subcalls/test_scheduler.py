@@ -210,7 +210,7 @@ async def test_a_place_that_is_free_again_goes_to_the_next_call(
     outcomes = await bench.submit(["x"] * 20).wait()
 
     assert [outcome.text for outcome in outcomes] == ["re: x"] * 20
-    assert server.peak == 2
+    assert server.peak <= 2
 
 
 async def test_a_run_with_many_calls_does_not_starve_another(
