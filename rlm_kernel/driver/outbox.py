@@ -132,8 +132,6 @@ class Outbox:
 
     def repeat(self, from_seq: int) -> bool:
         """Send all updates from *from_seq* on again; False where they are not kept any more."""
-        if from_seq > self.seq:
-            return True
         if not self._kept or from_seq < self._kept[0].seq:
             return False
         for update in [kept for kept in self._kept if kept.seq >= from_seq]:

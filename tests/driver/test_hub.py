@@ -403,6 +403,51 @@ def test_at_most_thirty_updates_in_any_second(hub: Hub, script: Script, clock: C
     assert front.text(f"{RUN}-39") == source
 
 
+def test_urgent_updates_keep_to_the_limit_too(hub: Hub, front: FrontEnd, clock: Clock) -> None:
+    """A client that sends nonsense all the time is answered thirty times a second at most."""
+    clock.advance(10)
+    front.updates.clear()
+    for _ in range(200):
+        hub.message("comm", {"op": "nonsense"})
+        clock.advance(0.004)
+
+    assert len(front.updates) <= PER_SECOND
+    clock.advance(1)
+    assert len(front.refusals()) == 200
+
+
+def test_what_something_waits_for_is_sent_at_once(
+    hub: Hub, front: FrontEnd, script: Script, clock: Clock
+) -> None:
+    """The end of a run does not wait for the next interval."""
+    script.start(hub)
+    clock.advance(1)
+    script.ask(1)
+    script.stream("hm")
+    assert front.states[-1].state == "proposing"
+    script.end("48213")
+
+    assert finals(front)
+
+
+def test_the_memory_of_kept_updates_is_bounded(
+    hub: Hub, front: FrontEnd, script: Script, clock: Clock
+) -> None:
+    """After very many nodes, an old gap is closed by a snapshot and not from memory."""
+    script.start(hub)
+    script.turn(1, "x")
+    for index in range(60_000):
+        script.emit(SubcallStarted(call_id=f"c{index}", kind="llm", prompt="", model="m", turn=1))
+    clock.advance(10)
+    snapshots = len(front.all(Snapshot))
+    assert front.updates[-1].seq < KEPT
+    front.say(Need(from_seq=2))
+    clock.advance(10)
+
+    assert len(front.all(Snapshot)) == snapshots + 1
+    assert len(front.nodes) == 60_000
+
+
 def test_the_first_after_a_silence_is_sent_at_once(
     hub: Hub, front: FrontEnd, script: Script, clock: Clock
 ) -> None:

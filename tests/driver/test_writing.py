@@ -16,7 +16,7 @@ from rlm_kernel.driver.protocol import CloseCell, Delta, Edited, OpenCell, State
 from rlm_kernel.engine.budget import Usage
 from rlm_kernel.engine.events import ReplyWithoutCode
 from rlm_kernel.engine.fences import fence_for
-from tests.driver.parties import RUN, Clock, FrontEnd, Script, finals
+from tests.driver.parties import RUN, Cell, Clock, FrontEnd, Script, finals
 
 
 def test_prose_and_code_stand_in_two_cells_after_the_one_that_started_the_run(
@@ -114,6 +114,24 @@ def test_thoughts_are_not_streamed_as_code(
     clock.advance(1)
 
     assert front.ids() == ["start", f"{RUN}-1-p"]
+
+
+def test_prose_that_turns_out_a_thought_is_not_mixed_with_what_follows(
+    hub: Hub, front: FrontEnd, script: Script, clock: Clock
+) -> None:
+    """Some servers send thoughts without their opening tag: the cell waits for the close."""
+    script.start(hub)
+    script.ask(1)
+    script.stream("Let me think, it may be 7.\n")
+    clock.advance(1)
+    script.stream("</think>\nI look at the size of P and then at its beginning.\n")
+    clock.advance(1)
+    assert front.text(f"{RUN}-1-p") == "Let me think, it may be 7."
+    script.propose("n = len(P)", "I look at the size of P and then at its beginning.")
+    clock.advance(1)
+
+    assert front.text(f"{RUN}-1-p") == "I look at the size of P and then at its beginning."
+    assert front.outgoing == []
 
 
 def test_a_regenerated_proposal_takes_the_place_of_the_first(
@@ -408,6 +426,26 @@ def test_what_is_sent_is_json(hub: Hub, front: FrontEnd, script: Script, clock: 
         assert msgspec.json.decode(msgspec.json.encode(update), type=type(update)) == update
     assert front.all(OpenCell)
     assert front.all(State)
+
+
+@pytest.mark.parametrize("late_prose", [True, False])
+def test_a_snapshot_tells_where_cells_stand(
+    hub: Hub, front: FrontEnd, script: Script, clock: Clock, late_prose: bool
+) -> None:
+    """Also after prose came late or was taken away, no cell lands at the notebook's end."""
+    script.start(hub)
+    script.ask(1)
+    script.stream("```python\nx = 1\n```\n" if late_prose else "hm\n```python\nx = 1\n```\n")
+    script.propose("x = 1", "Said late." if late_prose else "")
+    clock.advance(1)
+    hub.disconnect("comm")
+    late = FrontEnd(hub, "late")
+    late.cells.append(Cell("mine", "code"))
+    late.open("page")
+    clock.advance(1)
+
+    prose = [f"{RUN}-1-p"] if late_prose else []
+    assert late.ids() == ["start", *prose, f"{RUN}-1", "mine"]
 
 
 @pytest.mark.parametrize("turn", [1, 2])
