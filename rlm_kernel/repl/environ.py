@@ -61,7 +61,7 @@ _PIECE = re.compile(r"[A-Za-z0-9+/_.-]{20,}")
 _RANDOM_BITS = 3.0
 """Shannon entropy per character; 32 random hex digits have about 3.6, repeated text far less."""
 
-_RANDOM_MIX = 0.2
+_RANDOM_MIX = 0.15
 """Share of neighbours of different kinds (lower, upper, digit): 0.45 in random hex, 0.6 in base64,
 0.3 in base32, but less than 0.1 in words with a version or a date."""
 

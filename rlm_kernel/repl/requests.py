@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable
+from typing import Literal
 
 from rlm_kernel.errors import BudgetExceeded, LinkError, RLMError, SubcallError, UsageError
 from rlm_kernel.repl.handler import ReplHandler
@@ -88,7 +88,7 @@ class Requests:
             reason = "input() was called, but who runs this cell cannot be asked for a line."
             self.send(Failed(id=request.id, ename="StdinNotImplemented", reason=reason))
             return
-        self._start(request.id, request.cell, self._input(request))
+        self._start(request.id, request.cell, lambda: self._input(request))
 
     def budget(self, request: GetBudget) -> None:
         """``budget()`` in a cell."""
@@ -97,7 +97,7 @@ class Requests:
     def command(self, request: StartRun | RunCommand) -> None:
         """``%%rlm`` or ``%rlm`` in a cell."""
         self._admit(request.id)
-        self._start(request.id, request.cell, self._command(request))
+        self._start(request.id, request.cell, lambda: self._command(request))
 
     def _admit(self, request_id: int) -> None:
         if request_id in self._batches or request_id in self._tasks:
@@ -115,14 +115,14 @@ class Requests:
             assert isinstance(message, (InputReply, RunReply, BudgetLeft))
             self._link.send(_failed(message.id, error))
 
-    def _start(self, request_id: int, cell: int, work: Coroutine[Any, Any, ToWorker]) -> None:
+    def _start(self, request_id: int, cell: int, work: Callable[[], Awaitable[ToWorker]]) -> None:
         task = asyncio.ensure_future(self._answer(request_id, work))
         self._tasks[request_id] = (cell, task)
         task.add_done_callback(lambda _: self._tasks.pop(request_id, None))
 
-    async def _answer(self, request_id: int, work: Coroutine[Any, Any, ToWorker]) -> None:
+    async def _answer(self, request_id: int, work: Callable[[], Awaitable[ToWorker]]) -> None:
         try:
-            self.send(await work)
+            self.send(await work())
         except RLMError as error:
             self.send(_failed(request_id, error))
         except Exception as error:
