@@ -266,6 +266,8 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 
+_NO_TEXT = bytes(range(9)) + b"\x7f"
+
 _CONTROL = bytes(code for code in range(32) if code not in b"\t\n\r\f\b\x1b\x1a") + b"\x7f"
 
 
@@ -300,12 +302,10 @@ def _decode_marked(data: mmap.mmap | bytes, skip: int, encoding: str, path: Path
 
 def _utf16_kind(head: bytes) -> str:
     """UTF-16 without a mark: every other byte of Western text is zero."""
-    even, odd = head[::2].count(0), head[1::2].count(0)
-    half = len(head) / 2
-    if odd > 0.5 * half and even < 0.05 * half:
-        return "utf-16-le"
-    if even > 0.5 * half and odd < 0.05 * half:
-        return "utf-16-be"
+    even, odd = head[::2], head[1::2]
+    for encoding, high, low in (("utf-16-le", odd, even), ("utf-16-be", even, odd)):
+        if high.count(0) > 0.5 * len(high) and len(low.translate(None, _NO_TEXT)) == len(low):
+            return encoding
     return ""
 
 

@@ -14,8 +14,8 @@ complex            c      real and imaginary part
 str with lone      u      its bytes, surrogates passed
 surrogates
 bytearray          b      its bytes
-date, datetime,    da dt  ISO 8601
-time               ti
+date               da     ISO 8601
+datetime, time     dt ti  ISO 8601, and the fold
 timedelta          td     days, seconds, microseconds
 Decimal            de     its digits
 Fraction           fr     numerator and denominator, hexadecimal
@@ -152,10 +152,10 @@ def _as_base(base: type, value: Any) -> Any:
     if base is str:
         return str.__str__(value)
     if base in (int, float):
-        return base.__pos__(value) if base is float else int.__index__(value)  # type: ignore[attr-defined]
+        return float.__pos__(value) if base is float else int.__index__(value)
     if base is dict:
         return dict(dict.items(value))
-    return base(base.__iter__(value))
+    return base(base.__iter__(value))  # type: ignore[attr-defined]
 
 
 def _int(value: int) -> Any:
@@ -174,8 +174,8 @@ def _zoned(tag: str) -> Callable[[Any], Any]:
     def encode_time(value: Any) -> Any:
         zone = value.tzinfo
         # Only fixed offsets are whole in ISO 8601; of a zone its name would be lost.
-        if (zone is None or type(zone) is datetime.timezone) and not value.fold:
-            return [tag, value.isoformat()]
+        if zone is None or type(zone) is datetime.timezone:
+            return [tag, [value.isoformat(), value.fold]]
         return ["o", [type(value).__name__, str(value)]]
 
     return encode_time
@@ -223,6 +223,10 @@ def _decode(data: Any, depth: int) -> Any:
     return _DECODERS[tag](payload)
 
 
+def _folded(time: Any, fold: int) -> Any:
+    return time.replace(fold=fold) if fold else time
+
+
 _COLLECT: dict[str, Callable[[list[Any]], Any]] = {
     "l": list,
     "t": tuple,
@@ -236,8 +240,8 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "u": lambda payload: payload.decode("utf-8", "surrogatepass"),
     "b": lambda payload: bytearray(memoryview(payload)),  # of an int it would allocate
     "da": datetime.date.fromisoformat,
-    "dt": datetime.datetime.fromisoformat,
-    "ti": datetime.time.fromisoformat,
+    "dt": lambda payload: _folded(datetime.datetime.fromisoformat(payload[0]), payload[1]),
+    "ti": lambda payload: _folded(datetime.time.fromisoformat(payload[0]), payload[1]),
     "td": lambda payload: datetime.timedelta(*payload),
     "de": Decimal,
     "fr": lambda payload: Fraction(int(payload[0], 16), int(payload[1], 16)),

@@ -33,7 +33,14 @@ def main(argv: list[str]) -> None:
 
     interrupts = Interrupts()
     link = Link(socket.socket(fileno=int(argv[1])), interrupts)
-    Worker(link, interrupts).serve()
+    try:
+        Worker(link, interrupts).serve()
+    except BaseException:
+        # A defect of ours. sys.stderr goes up the link, where nobody may listen any more.
+        import traceback
+
+        os.write(2, traceback.format_exc().encode("utf-8", "replace"))
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -91,12 +91,13 @@ class Command(msgspec.Struct, frozen=True):
 class _Waiter:
     """Somebody who waits for a reply."""
 
-    __slots__ = ("aborted", "accept", "bell", "done", "id", "main", "notify")
+    __slots__ = ("aborted", "accept", "bell", "done", "id", "main", "notify", "thread")
 
     def __init__(self, number: int, accept: Accept | None, *, main: bool = False) -> None:
         self.id = number
         self.accept = accept
         self.main = main
+        self.thread = threading.get_ident()
         self.done = False
         self.aborted = False
         self.bell: SimpleQueue[None] = SimpleQueue()
@@ -145,6 +146,7 @@ class Link:
         self._writing = threading.RLock()
         self._filling = self._draining = False
         self._loops: dict[asyncio.AbstractEventLoop, int] = {}
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._idle: _Waiter | None = None
         self.commands: deque[Command] = deque()
         self.on_command: Callable[[], None] | None = None
@@ -228,8 +230,8 @@ class Link:
             except BlockingIOError:
                 if self._poll(select.POLLOUT | select.POLLIN, main) & select.POLLIN:
                     self._fill()
-            except OSError:
-                os._exit(1)  # the kernel is gone, or user code closed the link
+            except OSError as error:
+                _lost(error)
             else:
                 del self._out[:sent]
 
@@ -336,8 +338,18 @@ class Link:
 
     def _lead(self, waiter: _Waiter, main: bool) -> None:
         while not waiter.done:
-            self._poll(select.POLLIN, main)
+            self._poll(select.POLLIN, main, leading=True)
             self._fill()
+
+    def _finish(self, waiter: _Waiter) -> None:
+        """Wake whoever waits. A leader does not hear its bell: it is in poll().
+
+        It may not have read its reply itself: an event loop, or a thread that is
+        blocked in writing, reads too.
+        """
+        waiter.finish()
+        if waiter is self._leader and waiter.thread != threading.get_ident():
+            os.eventfd_write(self._wake, 1)
 
     def _step_down(self, waiter: _Waiter) -> None:
         with self._mutex:
@@ -349,13 +361,17 @@ class Link:
             if self._leader is None and self._followers:
                 self._followers[0].bell.put(None)
 
-    def _poll(self, events: int, main: bool) -> int:
+    def _poll(self, events: int, main: bool, *, leading: bool = False) -> int:
         poll = select.poll()
         poll.register(self._sock, events)
+        if leading:
+            poll.register(self._wake, select.POLLIN)
         if not main:
             poll.register(self.interrupts.alert, select.POLLIN)
         with self.interrupts.window(main):
             ready = dict(poll.poll())
+        if self._wake in ready:
+            _drain_event(self._wake)
         if self.interrupts.alert in ready:
             self._abort_threads()
         return ready.get(self._sock.fileno(), 0)
@@ -366,12 +382,11 @@ class Link:
 
     def _abort_threads(self) -> None:
         """An interrupt ends the waits of all threads that had begun before it."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.interrupts.alert)
+        _drain_event(self.interrupts.alert)
         for waiter in list(self._waiters.values()):
             if not waiter.main and waiter.notify is None and waiter.id <= self._cut:
                 waiter.aborted = True
-                waiter.finish()
+                self._finish(waiter)
 
     def _pump(self) -> None:
         main = self.interrupts.enter()
@@ -398,8 +413,8 @@ class Link:
             )
         except BlockingIOError:
             return
-        except OSError:
-            os._exit(1)
+        except OSError as error:
+            _lost(error)
         if not data:
             os._exit(0)  # the kernel closed the link: nobody needs this process any more
         for level, kind, payload in ancillary:
@@ -435,7 +450,7 @@ class Link:
             # A reply that nobody waits for any more answers an interrupted request.
             if waiter is not None and waiter.accept is not None and waiter.accept(message):
                 self._waiters.pop(message.id, None)
-                waiter.finish()
+                self._finish(waiter)
             return
         fd = None
         if isinstance(message, messages.LoadPrompt) and self._fds:
@@ -443,7 +458,7 @@ class Link:
         self.commands.append(Command(message, fd))
         idle = self._idle
         if idle is not None:
-            idle.finish()
+            self._finish(idle)
         elif self.on_command is not None:
             self.on_command()
 
@@ -454,6 +469,17 @@ class Link:
         self.dead = True
         with suppress(OSError):
             self._sock.close()
+
+
+def _drain_event(fd: int) -> None:
+    with suppress(BlockingIOError):
+        os.eventfd_read(fd)
+
+
+def _lost(error: OSError) -> NoReturn:
+    """The kernel is gone, or user code closed the link: in both cases there is no way on."""
+    os.write(2, f"the worker lost its link to the kernel: {error}\n".encode())
+    os._exit(1)
 
 
 def settle(future: asyncio.Future[None]) -> None:

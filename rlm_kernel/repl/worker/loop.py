@@ -48,8 +48,7 @@ class CellLoop:
         self._link = link
         self._interrupts = interrupts
         self._on_command = on_command
-        self._selector = _Selector()
-        self._loop = asyncio.SelectorEventLoop(self._selector)
+        self._open()
         self._task: asyncio.Task[Any] | None = None
 
     @property
@@ -57,8 +56,14 @@ class CellLoop:
         """The one loop in which all cells await."""
         return self._loop
 
+    def _open(self) -> None:
+        self._selector = _Selector()
+        self._loop = asyncio.SelectorEventLoop(self._selector)
+
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """The result of *coroutine*; may be called from cells only, not from one that awaits."""
+        if self._loop.is_closed():
+            self._open()
         task = self._loop.create_task(coroutine)
         outer = self._task
         self._task = task
@@ -77,10 +82,10 @@ class CellLoop:
             try:
                 return self._loop.run_until_complete(task)
             except BaseException as error:
-                if task.done():
-                    raise
-                # Raised by a callback or a background task: those don't end the cell,
+                # Mostly raised by a callback or a background task, which don't end the cell;
                 # except that an interrupt is meant for it.
+                if task.done():
+                    return task.result()
                 if isinstance(error, KeyboardInterrupt):
                     task.cancel()
 
@@ -100,15 +105,17 @@ class CellLoop:
     def idle(self) -> None:
         """Let background tasks go on until a command comes."""
         link = self._link
-        while not link.commands:
+        while not link.commands and not self._loop.is_closed():
             arrived = self._loop.create_future()
             link.on_command = partial(self._soon, partial(settle, arrived))
             try:
                 with link.attached(self._loop):
                     if not link.commands:
                         self._loop.run_until_complete(arrived)
-            except (SystemExit, KeyboardInterrupt):
-                continue  # a background task tried to leave: it has ended itself
+            except (SystemExit, KeyboardInterrupt, RuntimeError):
+                # A background task tried to leave, which ended it only; or an order to stop
+                # that such a one kept from being carried out is carried out now.
+                continue
             finally:
                 link.on_command = None
 

@@ -74,7 +74,8 @@ class RLMMagics(Magics):
 
     @property
     def _namespace(self) -> dict[str, Any]:
-        return self._worker.shell.user_ns
+        namespace: dict[str, Any] = self._worker.shell.user_ns
+        return namespace
 
     # --- %prompt ------------------------------------------------------------------------------
 
@@ -226,7 +227,7 @@ class RLMMagics(Magics):
             raise UsageError(f"%%sub_RLM does not know {' '.join(given.text)!r}")
         if not text.strip():
             raise UsageError("sub_RLM needs a prompt")
-        reply = self._worker.sub(
+        reply: str = self._worker.sub(
             filled(text.strip(), self._namespace),
             model=given.model,
             temperature=given.temperature,

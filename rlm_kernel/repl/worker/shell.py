@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.displayhook import DisplayHook
@@ -196,6 +197,10 @@ class WorkerShell(InteractiveShell):
         self.payload_manager.clear_payload()
         return payload
 
+    def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> Any:
+        # IPython would format the traceback once more, and call str() of the exception.
+        return {"ename": type(exception).__name__, "evalue": "", "traceback": []}
+
     # --- errors -------------------------------------------------------------------------------
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -233,8 +238,18 @@ class WorkerShell(InteractiveShell):
         self.outlet.error(self.last_error)
 
 
-# Libraries (rich, tqdm, plotly and many a recipe) know a notebook by the name of this class.
+# Libraries (rich, plotly and many a recipe) know a notebook by the name of this class.
 WorkerShell.__name__ = WorkerShell.__qualname__ = "ZMQInteractiveShell"
+
+
+def _stand_in_for_zmqshell() -> None:
+    """Others (tqdm) know it by this module's being loaded, or by an instance of its class.
+
+    The real one would load ZeroMQ, whose threads and sockets do not belong in a worker.
+    """
+    module = ModuleType("ipykernel.zmqshell", "Stands in for ipykernel's in a worker.")
+    module.ZMQInteractiveShell = WorkerShell  # type: ignore[attr-defined]
+    sys.modules.setdefault(module.__name__, module)
 
 
 def _pretty_str(text: str, printer: Any, cycle: bool) -> None:
@@ -294,6 +309,7 @@ def make_shell(outlet: Outlet, streams: Streams, interrupts: Interrupts) -> Work
     config.HistoryManager.enabled = False
     # How tqdm, ipywidgets and others recognize a notebook.
     config.IPKernelApp = Config()
+    _stand_in_for_zmqshell()
     warnings.filterwarnings("ignore", message="To exit: use 'exit'")
     if "" not in sys.path:
         sys.path.insert(0, "")

@@ -23,7 +23,7 @@ _PIECE = 1 << 18
 """Characters per message: at most 1 MiB of UTF-8."""
 
 _PARTIAL_S = 0.1
-"""A line without its end waits at most this long for the rest, if more is written."""
+"""Seconds after which text without a line end is sent, once more is written."""
 
 _ALWAYS = 20_000
 """Characters of a result that are shown even where the cell's output limit is used up."""
@@ -138,7 +138,7 @@ class OutStream(io.TextIOBase):
         self._outlet = outlet
         self._parts: list[str] = []
         self._size = 0
-        self._sent_at = 0.0
+        self._since = 0.0
         self._lock = threading.RLock()  # a finalizer may print while this thread is in here
         self._other: OutStream | None = None
         self._shut = False
@@ -160,12 +160,11 @@ class OutStream(io.TextIOBase):
         main = self._interrupts.enter()
         try:
             with self._lock:
-                # Asked before adding: print() writes text and end in two calls, which should
-                # go up together.
-                late = bool(self._parts) and self._late()
+                if not self._parts:
+                    self._since = time.monotonic()
                 self._parts.append(text)
                 self._size += len(text)
-                due = late or "\n" in text or self._size > 8192
+                due = "\n" in text or self._size > 8192 or self._late()
             if due:
                 self._send()
         finally:
@@ -173,7 +172,7 @@ class OutStream(io.TextIOBase):
         return len(text)
 
     def _late(self) -> bool:
-        return time.monotonic() - self._sent_at > _PARTIAL_S
+        return time.monotonic() - self._since > _PARTIAL_S
 
     def writelines(self, lines: Iterable[str], /) -> None:  # type: ignore[override]
         for line in lines:
@@ -191,7 +190,6 @@ class OutStream(io.TextIOBase):
     def _send(self) -> None:
         with self._lock:
             parts, self._parts, self._size = self._parts, [], 0
-            self._sent_at = time.monotonic()
         self._outlet.text(self._stream, parts[0] if len(parts) == 1 else "".join(parts))
 
     def fileno(self) -> int:

@@ -247,23 +247,23 @@ def _single(outcomes: list[Outcome]) -> str:
 def make_aliases(sub: SubRLM) -> dict[str, Any]:
     """The names under which other systems' prompts know `sub_RLM`."""
 
-    def llm_query(prompt: str, model: str | None = None) -> str:
+    def llm_query(prompt: str, model: str | None = None) -> Any:
         """Ask a smaller model; the text of its reply. See `sub_RLM`."""
         return sub(prompt, model=model)
 
-    def llm_query_batched(prompts: Sequence[str], model: str | None = None) -> list[Outcome]:
+    def llm_query_batched(prompts: Sequence[str], model: str | None = None) -> Any:
         """Ask a smaller model many things at once. See `sub_RLM`."""
         return sub(_listed(prompts), model=model)
 
-    def llm_batch(prompts: Sequence[str]) -> list[Outcome]:
+    def llm_batch(prompts: Sequence[str]) -> Any:
         """Ask a smaller model many things at once. See `sub_RLM`."""
         return sub(_listed(prompts))
 
-    def rlm_query(prompt: str, model: str | None = None, query: str | None = None) -> str:
+    def rlm_query(prompt: str, model: str | None = None, query: str | None = None) -> Any:
         """A child run with its own REPL, in which *prompt* is ``P``. See `sub_RLM`."""
         return sub(prompt, model=model, query=query, depth="rlm")
 
-    def rlm_query_batched(prompts: Sequence[str], model: str | None = None) -> list[Outcome]:
+    def rlm_query_batched(prompts: Sequence[str], model: str | None = None) -> Any:
         """One child run for each prompt. See `sub_RLM`."""
         return sub(_listed(prompts), model=model, depth="rlm")
 

@@ -53,7 +53,7 @@ class Tracker:
         return {
             name: (id(value), type(value).__name__, size_of(value))
             for name, value in list(self._namespace.items())
-            if not name.startswith("_") and name not in hidden and not isinstance(value, ModuleType)
+            if name[:1] != "_" and name not in hidden and not isinstance(value, ModuleType)
         }
 
     def changes(self) -> list[Variable]:
