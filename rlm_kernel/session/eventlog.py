@@ -76,9 +76,9 @@ class EventLog:
         self._scheduled = False
         if not self._pending:
             return
-        if self._record is not None and self.broken is None:
+        if self._record is not None:
             try:
-                self._record.commit()
+                self._record.commit()  # also after a failure: it keeps what it could not write
             except RecordError as error:
                 self._break(error)
         events, self._pending = self._pending, []
@@ -89,20 +89,25 @@ class EventLog:
     def close(self) -> None:
         """Commit and close the record."""
         self.flush()
-        if self._record is not None:
-            self._record.close()
-            self._record = None
+        record, self._record = self._record, None
+        if record is not None:
+            try:
+                record.close()
+            except RecordError as error:
+                if self.broken is None:  # told already otherwise
+                    raise error
 
     def _append(self, run_id: str, event: Event) -> Stored:
-        if self.broken is None:
-            try:
-                return self.record.append(run_id, event)
-            except RecordError as error:
-                self._break(error)
+        try:
+            return self.record.append(run_id, event)
+        except RecordError as error:
+            self._break(error)
         self._unrecorded -= 1
         return Stored(self._unrecorded, run_id, time.time(), event)
 
     def _break(self, error: RecordError) -> None:
+        if self.broken is not None:
+            return
         self.broken = error
         # Not from within emit(): the run that emits is in the middle of a step.
         asyncio.get_running_loop().call_soon(self.on_broken, error)

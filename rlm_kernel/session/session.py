@@ -216,9 +216,11 @@ class Session:
         record = self.log.record
         if record.has_prompt(prompt.sha256):
             return
+        loop = asyncio.get_running_loop()
         with record.prompt_writer(prompt) as writer:
             async for chunk in self.repl.read_prompt():
-                writer.write(chunk)
+                # Compressing 1 GB takes seconds; the kernel answers meanwhile.
+                await loop.run_in_executor(None, writer.write, chunk)
 
     def _record_broken(self, error: RecordError) -> None:
         if self.run is not None:

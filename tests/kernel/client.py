@@ -105,6 +105,15 @@ class Kernel:
             if message["msg_type"] == kind and message["parent_header"].get("msg_id") == request:
                 return message
 
+    def until_text(self, request: str, text: str, timeout: float = TIMEOUT_S) -> None:
+        """Wait until *request* has shown *text* in an output."""
+        deadline = time.monotonic() + timeout
+        while True:
+            message: Message = self.client.get_iopub_msg(timeout=deadline - time.monotonic())
+            own = message["parent_header"].get("msg_id") == request
+            if own and message["msg_type"] != "execute_input" and text in str(message["content"]):
+                return
+
     def interrupt(self) -> None:
         self.manager.interrupt_kernel()
 

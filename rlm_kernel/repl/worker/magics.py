@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RLMMagics", "filled"]
 
-_COMMANDS = ("status", "pause", "resume", "stop", "budget", "step", "run")
-
 
 def filled(template: str, namespace: dict[str, Any]) -> str:
     """*template* with each ``{expression}`` replaced by its value; ``{{`` and ``}}`` are braces.
@@ -146,7 +144,7 @@ class RLMMagics(Magics):
     @argument("--max-seconds", help="wall time")
     @argument("--max-cost", help="US dollars")
     @argument("--policy", help="run (by itself) or ask (before every cell)")
-    @argument("words", nargs="*", help="as %%rlm COMMAND: status, pause, resume, stop, …")
+    @argument("words", nargs="*", help="a command instead of a query, such as status or edit")
     @no_var_expand
     @line_cell_magic
     def rlm(self, line: str, cell: str | None = None) -> None:
@@ -160,40 +158,30 @@ class RLMMagics(Magics):
             %rlm status
             %rlm pause
 
-        Commands: status, pause, resume, stop, budget, step, run.
+            %%rlm edit
+            print(P[:200])
+
+        Commands: status, pause, resume, stop, budget; and for a proposal that waits for a
+        decision: run, edit (with the new source below), skip, regenerate.
         """
         if cell is None:
             self._command(line)
             return
-        given = self._options(line)
+        parsed: Namespace = parse_argstring(self.rlm, line)
+        if parsed.words:
+            _show(self._worker.requests.run_command(parsed.words[0], [*parsed.words[1:], cell]))
+            return
+        given = _options(parsed)
         query = cell.strip()
         if not query:
             raise UsageError("%%rlm needs the query in the lines below it")
         _show(self._worker.requests.start_run(query, given))
-
-    def _options(self, line: str) -> dict[str, str | bool | None]:
-        parsed: Namespace = parse_argstring(self.rlm, line)
-        if parsed.words:
-            raise UsageError(
-                f"%%rlm does not know {' '.join(parsed.words)!r}; "
-                "options begin with --, and the query stands in the lines below"
-            )
-        return {
-            name: value
-            for name, value in vars(parsed).items()
-            if name != "words" and value is not None
-        }
 
     def _command(self, line: str) -> None:
         try:
             words = shlex.split(line) or ["status"]
         except ValueError as error:
             raise UsageError(f"%rlm: {error}") from None
-        if words[0] not in _COMMANDS:
-            raise UsageError(
-                f"%rlm does not know {words[0]!r}; its commands are {', '.join(_COMMANDS)}, "
-                "and %%rlm with a query below it starts a run"
-            )
         _show(self._worker.requests.run_command(words[0], words[1:]))
 
     # --- %sub_RLM -----------------------------------------------------------------------------
@@ -245,3 +233,10 @@ class RLMMagics(Magics):
 def _show(text: str) -> None:
     if text:
         print(text)
+
+
+def _options(parsed: Namespace) -> dict[str, str | bool | None]:
+    """The options of ``%%rlm`` that were given; the kernel checks what they say."""
+    return {
+        name: value for name, value in vars(parsed).items() if name != "words" and value is not None
+    }
