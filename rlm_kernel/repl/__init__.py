@@ -1,6 +1,7 @@
 """The REPL room: a worker process that runs cells, seen from the trusted kernel process.
 
     repl            `Repl`, what other rooms use; `cell` and `output` are its parts
+    incoming        what comes from the worker, sorted to who waits for it
     tree            supervisor and live worker, replaced as they end
     processes       kernel's side of the supervisor;  supervisor: the process itself
     live            one worker: its `link`, its `pipes`, its open `requests`

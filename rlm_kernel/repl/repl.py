@@ -18,44 +18,33 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from rlm_kernel.cells import Output, PromptInfo, Variable
-from rlm_kernel.errors import LinkError, PromptError, UsageError, WorkerDied
-from rlm_kernel.repl.cell import Cell, Executed, Inventory, loss_sentence
+from rlm_kernel.errors import PromptError, UsageError, WorkerDied
+from rlm_kernel.repl.callbacks import guarded
+from rlm_kernel.repl.cell import Cell, Executed
 from rlm_kernel.repl.environ import scrub
-from rlm_kernel.repl.handler import Nobody, ReplHandler
+from rlm_kernel.repl.handler import ReplHandler
+from rlm_kernel.repl.incoming import Incoming
 from rlm_kernel.repl.interrupt import interrupt_cell
 from rlm_kernel.repl.live import Worker
 from rlm_kernel.repl.messages import (
     Begin,
-    CancelSubcalls,
-    CommFromWorker,
     CommToWorker,
     Complete,
     Completeness,
     Completions,
-    Done,
-    Emit,
     Execute,
-    FromWorker,
-    GetBudget,
-    GetInput,
-    Hello,
     Inspect,
     Inspection,
     IsComplete,
     Loaded,
     LoadPrompt,
-    PromptChunk,
     ReadPrompt,
     Ready,
-    RunCommand,
-    SendSubcalls,
-    SetPrompt,
-    StartRun,
     ToWorker,
     VariableList,
     Variables,
 )
-from rlm_kernel.repl.output import MAX_OUTPUT, Collector, StreamName, plain
+from rlm_kernel.repl.output import MAX_OUTPUT, plain
 from rlm_kernel.repl.processes import protect as make_undumpable
 from rlm_kernel.repl.prompt_file import (
     Prompt,
@@ -64,8 +53,6 @@ from rlm_kernel.repl.prompt_file import (
     prompt_kind,
     write_memfd,
 )
-from rlm_kernel.repl.prompt_reader import PromptReader
-from rlm_kernel.repl.requests import Requests
 from rlm_kernel.repl.tree import WORKER_ARGV, Tree
 
 __all__ = ["Repl"]
@@ -85,22 +72,22 @@ class Repl:
     """
 
     def __init__(self, tree: Tree) -> None:
-        self.handler: ReplHandler = Nobody()
         self._tree = tree
+        self._incoming = Incoming(tree)
         self._ids = itertools.count(1)
         self._turns = asyncio.Lock()
-        self._cell: Cell | None = None
-        self._late = Collector(self._forward_late, keep=False)
-        self._late_cell = 0
-        self._requests: Requests | None = None
-        self._readers: dict[int, PromptReader] = {}
-        self._inventory = Inventory()
-        self._count = 0
         self._ladder: asyncio.Task[None] | None = None
-        self._asked_to_end: Worker | None = None
-        self._flushing = False
         self._closing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def handler(self) -> ReplHandler:
+        """Who answers what cells ask for; `Nobody` at first."""
+        return self._incoming.handler
+
+    @handler.setter
+    def handler(self, handler: ReplHandler) -> None:
+        self._incoming.handler = handler
 
     # --- start and end ------------------------------------------------------------------------
 
@@ -183,24 +170,25 @@ class Repl:
         await self._ready()
 
     async def _ready(self) -> Worker:
-        self._tree.attach(asyncio.get_running_loop(), self)
+        self._tree.attach(asyncio.get_running_loop(), self._incoming)
         return await self._tree.ready()
 
     async def restart(self) -> None:
         """End the worker, whatever it does, and wait for a new one."""
-        self._tree.attach(asyncio.get_running_loop(), self)
-        self._asked_to_end = self._tree.worker
+        self._tree.attach(asyncio.get_running_loop(), self._incoming)
+        self._incoming.asked_to_end = self._tree.worker
         self._tree.worker.end("was restarted")
         await self.ready()
 
     async def close(self) -> None:
         """End everything. No process is left, also where this is cancelled. May be repeated."""
         if self._closing is None:
+            self._incoming.closing = True
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await self._tree.close(goodbye=self._cell is None)
+        await self._tree.close(goodbye=self._incoming.cell is None)
         for task in self._tasks:
             task.cancel()
 
@@ -224,7 +212,7 @@ class Repl:
     @property
     def busy(self) -> bool:
         """Whether a cell runs."""
-        return self._cell is not None
+        return self._incoming.cell is not None
 
     # --- cells --------------------------------------------------------------------------------
 
@@ -265,14 +253,15 @@ class Repl:
             await self._last_cell_over()
             cell = Cell(
                 next(self._ids),
-                self._guarded(on_output),
+                guarded(on_output),
                 limit=max_output,
                 allow_stdin=allow_stdin,
                 silent=silent,
             )
             try:
                 worker = await self._ready()
-                self._begin_cell(cell, on_start)
+                self._incoming.begin(cell)
+                guarded(on_start)(cell.id)
                 worker.used = True
                 worker.link.send(
                     Execute(
@@ -289,8 +278,8 @@ class Repl:
                     )
                 )
             except (WorkerDied, UsageError) as error:
-                self._cell = None
-                cell.fail(error, execution_count=self._count)
+                self._incoming.cell = None
+                cell.fail(error, execution_count=self._incoming.count)
             try:
                 return await asyncio.shield(cell.over)
             except asyncio.CancelledError:
@@ -299,16 +288,8 @@ class Repl:
 
     async def _last_cell_over(self) -> None:
         """Wait for a cell whose caller did not."""
-        while self._cell is not None:
-            await asyncio.wait([self._cell.over])
-
-    def _begin_cell(self, cell: Cell, on_start: Callable[[int], None] | None) -> None:
-        self._late.flush()
-        self._cell = cell
-        self._late = Collector(self._forward_late, keep=False)
-        self._late_cell = cell.id
-        if on_start is not None:
-            on_start(cell.id)
+        while self._incoming.cell is not None:
+            await asyncio.wait([self._incoming.cell.over])
 
     async def interrupt(self) -> None:
         """Make the running cell stop; where none runs, do nothing.
@@ -316,18 +297,14 @@ class Repl:
         Returns at once. A cell that does not stop within some 3 seconds loses its worker
         (`rlm_kernel.repl.interrupt`).
         """
-        cell, worker = self._cell, self._tree.worker
+        cell, worker = self._incoming.cell, self._tree.worker
         if cell is None or not worker.is_up or (self._ladder and not self._ladder.done()):
             return
         self._ladder = self._background(
             interrupt_cell(
-                self._tree.supervisor, worker, cell.over, lambda: self._give_up_waits(cell)
+                self._tree.supervisor, worker, cell.over, lambda: self._incoming.give_up_waits(cell)
             )
         )
-
-    def _give_up_waits(self, cell: Cell) -> None:
-        if self._requests is not None:
-            self._requests.interrupt(cell.id)
 
     # --- the prompt and runs ------------------------------------------------------------------
 
@@ -378,7 +355,7 @@ class Repl:
                 os.close(fd)
         if loaded.prompt is None:
             raise PromptError(loaded.error or "The worker could not load the prompt.")
-        self._inventory.has_prompt = True
+        self._incoming.inventory.has_prompt = True
         return loaded.prompt
 
     async def read_prompt(self) -> AsyncIterator[bytes]:
@@ -391,8 +368,7 @@ class Repl:
         """
         worker = await self._ready()
         message = ReadPrompt(id=next(self._ids))
-        reader = PromptReader(worker.link, f"read {message.id}")
-        self._readers[message.id] = reader
+        reader = self._incoming.read(worker, message.id)
         worker.used = True
         worker.link.send(message)
         try:
@@ -425,13 +401,13 @@ class Repl:
 
     async def variables(self) -> list[Variable]:
         """The variables of the REPL; while a cell runs, those of its start."""
-        known = VariableList(id=0, variables=self._inventory.variables())
+        known = VariableList(id=0, variables=self._incoming.inventory.variables())
         message = Variables(id=next(self._ids))
         return (await self._ask(message.id, message, known)).variables
 
     async def _ask(self, message_id: int, message: ToWorker, otherwise: T) -> T:
         """Return the worker's answer, or *otherwise* where it is busy, slow or gone."""
-        if self._cell is not None:
+        if self._incoming.cell is not None:
             return otherwise
         try:
             worker = await self._ready()
@@ -453,162 +429,10 @@ class Repl:
             worker.used = True
             worker.link.send(message)
 
-    # --- what the worker sends ----------------------------------------------------------------
-
-    def on_worker_messages(self, worker: Worker, messages: list[FromWorker]) -> None:
-        for message in messages:
-            if worker.ended:
-                return
-            if type(message) is Emit:
-                self._emit(message)
-            else:
-                self._take(worker, message)
-        self._flush()
-
-    def on_worker_text(self, worker: Worker, name: StreamName, text: str) -> None:
-        self._sink().text(name, text)
-        if not self._flushing:
-            self._flushing = True
-            # After what else is ready now, so that a burst goes on as one.
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        self._sink().flush()
-
-    def _sink(self) -> Collector:
-        return self._late if self._cell is None else self._cell.collector
-
-    def _emit(self, message: Emit) -> None:
-        if self._cell is not None and message.id == self._cell.id:
-            self._cell.collector.add(message.output)
-            return
-        if message.id != self._late_cell:
-            self._late.flush()
-            self._late_cell = message.id
-        self._late.add(message.output)
-        self._late.flush()
-
-    def _forward_late(self, output: Output) -> None:
-        self._guarded(lambda output: self.handler.output(self._late_cell, output))(output)
-
-    def _take(self, worker: Worker, message: FromWorker) -> None:
-        requests = self._requests_of(worker)
-        match message:
-            case Done():
-                self._done(worker, message)
-            case SendSubcalls():
-                requests.subcalls(message)
-            case CancelSubcalls():
-                requests.cancel_subcalls(message)
-            case GetBudget():
-                requests.budget(message)
-            case GetInput():
-                self._flush()
-                cell = self._cell
-                allowed = cell is not None and cell.id == message.cell and cell.allow_stdin
-                requests.input(message, allowed=allowed)
-            case StartRun() | RunCommand():
-                requests.command(message)
-            case SetPrompt():
-                self._inventory.has_prompt = True
-                self._guarded(self.handler.prompt_set)(message.prompt)
-            case CommFromWorker():
-                self._flush()
-                self._guarded(self.handler.comm)(_plain_comm(message))
-            case PromptChunk():
-                self._take_chunk(message)
-            case Hello():
-                raise LinkError("The worker said hello twice.")
-            case _:
-                worker.settle(message.id, message)
-
-    def _requests_of(self, worker: Worker) -> Requests:
-        if self._requests is None:
-            self._requests = Requests(worker.link, lambda: self.handler)
-        return self._requests
-
-    def _take_chunk(self, message: PromptChunk) -> None:
-        reader = self._readers.get(message.id)
-        if reader is None:
-            raise LinkError(f"The worker sent a prompt {message.id} that was not asked for.")
-        if message.last:
-            del self._readers[message.id]
-        reader.put(message.data, last=message.last)
-
-    def _done(self, worker: Worker, message: Done) -> None:
-        cell = self._cell
-        if cell is None or message.id != cell.id:
-            raise LinkError(f"The worker ended cell {message.id}, which does not run.")
-        # What its children wrote last lies in the pipes: they are dead, or not waited for.
-        worker.drain_pipes()
-        self._cell = None
-        self._count = message.execution_count
-        self._inventory.update(message.variables)
-        cell.finish(message)
-
-    # --- what becomes of the worker -----------------------------------------------------------
-
-    def on_worker_end(self, worker: Worker, reason: str) -> None:
-        if self._requests is not None:
-            self._requests.close()
-            self._requests = None
-        lost, self._inventory = self._inventory.names(), Inventory()
-        error = loss_sentence(reason, lost)
-        readers, self._readers = self._readers, {}
-        for reader in readers.values():
-            reader.fail(error)
-        self._flush()
-        if self._cell is not None:
-            cell, self._cell = self._cell, None
-            cell.fail(error, execution_count=self._count + 1, worker_lost=reason)
-        self._count = 0
-        if self._closing is not None:
-            return
-        if worker is not self._asked_to_end:
-            self._guarded(self.handler.worker_lost)(reason, lost)
-        if worker.used:
-            self._replace_worker()
-
-    def _replace_worker(self) -> None:
-        try:
-            self._tree.replace_worker()
-        except UsageError as error:
-            # The next to need a worker tries again, and is told.
-            self._report(error)
-
     # --- helpers ------------------------------------------------------------------------------
-
-    def _guarded(self, callback: Callable[..., None] | None) -> Callable[..., None]:
-        """Return *callback* so that a defect in it cannot break the link's bookkeeping."""
-        if callback is None:
-            return _ignore
-
-        def guarded(*args: Any) -> None:
-            try:
-                callback(*args)
-            except Exception as error:  # reported as asyncio reports those of its own callbacks
-                self._report(error)
-
-        return guarded
-
-    def _report(self, error: Exception) -> None:
-        asyncio.get_running_loop().call_exception_handler(
-            {"message": "The REPL's owner or supervisor failed", "exception": error}
-        )
 
     def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _ignore(*_: object) -> None:
-    pass
-
-
-def _plain_comm(message: CommFromWorker) -> CommFromWorker:
-    return msgspec.structs.replace(
-        message, data=plain(message.data), metadata=plain(message.metadata)
-    )

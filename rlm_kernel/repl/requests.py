@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from rlm_kernel.errors import BudgetExceeded, LinkError, RLMError, SubcallError, UsageError
+from rlm_kernel.repl.callbacks import report
 from rlm_kernel.repl.handler import ReplHandler
 from rlm_kernel.repl.link import Link
 from rlm_kernel.repl.messages import (
@@ -72,6 +73,9 @@ class Requests:
             cancel = self._handler().subcalls(request, batch.deliver, batch.fail)
         except RLMError as error:
             batch.fail(error)
+        except Exception as error:
+            batch.fail(_defect(error))
+            report(error)
         else:
             batch.started(cancel)
 
@@ -92,7 +96,11 @@ class Requests:
 
     def budget(self, request: GetBudget) -> None:
         """``budget()`` in a cell."""
-        self.send(BudgetLeft(id=request.id, budget=self._handler().budget()))
+        try:
+            self.send(BudgetLeft(id=request.id, budget=self._handler().budget()))
+        except Exception as error:
+            self.send(_failed(request.id, _defect(error)))
+            report(error)
 
     def command(self, request: StartRun | RunCommand) -> None:
         """``%%rlm`` or ``%rlm`` in a cell."""
@@ -127,8 +135,8 @@ class Requests:
             self.send(_failed(request_id, error))
         except Exception as error:
             # The cell must not wait for ever for an answer that a defect of ours ate.
-            self.send(_failed(request_id, RLMError(f"The kernel failed to answer: {error!r}.")))
-            raise
+            self.send(_failed(request_id, _defect(error)))
+            report(error)
 
     async def _input(self, request: GetInput) -> ToWorker:
         text = await self._handler().get_input(request.cell, request.prompt, request.password)
@@ -153,6 +161,12 @@ class Requests:
                 task.cancel()
                 reason = "The request was cancelled: its cell was interrupted."
                 self._link.send(Failed(id=request_id, ename="RLMError", reason=reason))
+
+    def cell_over(self, cell: int) -> None:
+        """*cell* ended, perhaps by itself while it waited: nobody waits for its input any more."""
+        for owner, task in list(self._tasks.values()):
+            if owner == cell:
+                task.cancel()
 
     def close(self) -> None:
         """Cancel everything: the worker is gone."""
@@ -247,6 +261,10 @@ def _parts(results: list[SubcallResult]) -> list[list[SubcallResult]]:
         parts[-1].append(result)
         size += len(result.text)
     return parts
+
+
+def _defect(error: Exception) -> RLMError:
+    return RLMError(f"The kernel failed to answer, by a defect of its own: {error!r}.")
 
 
 def _failed(request_id: int, error: RLMError) -> Failed:

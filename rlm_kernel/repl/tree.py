@@ -158,11 +158,12 @@ class Tree:
 
     async def _after_supervisor(self) -> None:
         """End what a dead supervisor left behind, and let the owner hear of the worker's end."""
+        how = await self.supervisor.wait()
         try:
-            how = await self.supervisor.wait()
             await kill_marked(self._mark)
-        finally:
-            self._replacing = None
-            self._workers.clear()
-            self._ordered.clear()
+        except WorkerDied as error:
+            how = f"{how} ({error})"
+        self._replacing = None
+        self._workers.clear()
+        self._ordered.clear()
         self.worker.end(f"lost its supervisor process, which {how}")

@@ -300,6 +300,38 @@ async def test_input_asks_the_owner_and_is_refused_where_nobody_can_be_asked(rep
     assert refused.error.ename == "StdinNotImplementedError"
 
 
+async def test_defect_in_the_owner_s_answer_is_an_error_of_the_cell(repl: Repl) -> None:
+    """The cell must not wait for ever for an answer that will never come."""
+    reported: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+    def defect(*_: object) -> None:
+        raise ZeroDivisionError
+
+    repl.handler = Answering(defect)
+
+    for code in ("sub_RLM('a')", "input()"):
+        result = (await repl.execute(code, allow_stdin=True)).result
+        assert result.error is not None
+        assert "defect" in result.error.evalue
+    assert len(reported) == 2
+
+
+async def test_input_that_nobody_waits_for_any_more_is_cancelled(repl: Repl) -> None:
+    """A cell whose own thread interrupts its wait ends, and the question with it."""
+    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    repl.handler = Answering(input=answer)
+    code = """import os, signal, threading
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+input()"""
+
+    result = (await repl.execute(code, allow_stdin=True)).result
+
+    assert result.error is not None
+    assert result.error.ename == "KeyboardInterrupt"
+    await until(answer.cancelled)
+
+
 async def test_budget_is_the_owner_s(repl: Repl) -> None:
     repl.handler = Answering()
 

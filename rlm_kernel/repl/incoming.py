@@ -1,0 +1,212 @@
+"""What comes from the worker, sorted to who waits for it.
+
+Kept apart from `Repl` so that what is asked and what arrives can be read one
+at a time. Everything here runs on the event loop, between two awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from rlm_kernel.cells import Output
+from rlm_kernel.errors import LinkError, UsageError
+from rlm_kernel.repl.callbacks import guarded, report
+from rlm_kernel.repl.cell import Cell, Inventory, loss_sentence
+from rlm_kernel.repl.handler import Nobody, ReplHandler
+from rlm_kernel.repl.live import Worker
+from rlm_kernel.repl.messages import (
+    CancelSubcalls,
+    CommFromWorker,
+    Done,
+    Emit,
+    FromWorker,
+    GetBudget,
+    GetInput,
+    Hello,
+    PromptChunk,
+    RunCommand,
+    SendSubcalls,
+    SetPrompt,
+    StartRun,
+)
+from rlm_kernel.repl.output import Collector, StreamName, plain
+from rlm_kernel.repl.prompt_reader import PromptReader
+from rlm_kernel.repl.requests import Requests
+from rlm_kernel.repl.tree import Tree
+
+__all__ = ["Incoming"]
+
+
+class Incoming:
+    """Owner of the workers of one `Tree`: their messages, their text and their ends."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.handler: ReplHandler = Nobody()
+        self.cell: Cell | None = None
+        """The cell that runs."""
+
+        self.inventory = Inventory()
+        self.count = 0
+        """Execution count of the last cell of this worker."""
+
+        self.asked_to_end: Worker | None = None
+        """A worker whose end is no loss that anybody needs to hear of."""
+
+        self.closing = False
+        self._tree = tree
+        self._late = Collector(self._forward_late, keep=False)
+        self._late_cell = 0
+        self._requests: Requests | None = None
+        self._readers: dict[int, PromptReader] = {}
+        self._flushing = False
+
+    def begin(self, cell: Cell) -> None:
+        """*cell* is about to be sent. What comes late from now on is its."""
+        self._late.flush()
+        self.cell = cell
+        self._late = Collector(self._forward_late, keep=False)
+        self._late_cell = cell.id
+
+    def give_up_waits(self, cell: Cell) -> None:
+        """Cancel what *cell* asked for and has not got."""
+        if self._requests is not None:
+            self._requests.interrupt(cell.id)
+
+    def read(self, worker: Worker, message_id: int) -> PromptReader:
+        """Return who takes the chunks that answer `ReadPrompt` *message_id*."""
+        reader = PromptReader(worker.link, f"read {message_id}")
+        self._readers[message_id] = reader
+        return reader
+
+    # --- what the worker sends ----------------------------------------------------------------
+
+    def on_worker_messages(self, worker: Worker, messages: list[FromWorker]) -> None:
+        for message in messages:
+            if worker.ended:
+                return
+            if type(message) is Emit:
+                self._emit(message)
+            else:
+                self._take(worker, message)
+        self._flush()
+
+    def on_worker_text(self, worker: Worker, name: StreamName, text: str) -> None:
+        self._sink().text(name, text)
+        if not self._flushing:
+            self._flushing = True
+            # After what else is ready now, so that a burst goes on as one.
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self._sink().flush()
+
+    def _sink(self) -> Collector:
+        return self._late if self.cell is None else self.cell.collector
+
+    def _emit(self, message: Emit) -> None:
+        if self.cell is not None and message.id == self.cell.id:
+            self.cell.collector.add(message.output)
+            return
+        if message.id != self._late_cell:
+            self._late.flush()
+            self._late_cell = message.id
+        self._late.add(message.output)
+        self._late.flush()
+
+    def _forward_late(self, output: Output) -> None:
+        guarded(lambda output: self.handler.output(self._late_cell, output))(output)
+
+    def _take(self, worker: Worker, message: FromWorker) -> None:
+        requests = self._requests_of(worker)
+        match message:
+            case Done():
+                self._done(worker, message)
+            case SendSubcalls():
+                requests.subcalls(message)
+            case CancelSubcalls():
+                requests.cancel_subcalls(message)
+            case GetBudget():
+                requests.budget(message)
+            case GetInput():
+                self._flush()
+                cell = self.cell
+                allowed = cell is not None and cell.id == message.cell and cell.allow_stdin
+                requests.input(message, allowed=allowed)
+            case StartRun() | RunCommand():
+                requests.command(message)
+            case SetPrompt():
+                self.inventory.has_prompt = True
+                guarded(self.handler.prompt_set)(message.prompt)
+            case CommFromWorker():
+                self._flush()
+                guarded(self.handler.comm)(_plain_comm(message))
+            case PromptChunk():
+                self._take_chunk(message)
+            case Hello():
+                raise LinkError("The worker said hello twice.")
+            case _:
+                worker.settle(message.id, message)
+
+    def _requests_of(self, worker: Worker) -> Requests:
+        if self._requests is None:
+            self._requests = Requests(worker.link, lambda: self.handler)
+        return self._requests
+
+    def _take_chunk(self, message: PromptChunk) -> None:
+        reader = self._readers.get(message.id)
+        if reader is None:
+            raise LinkError(f"The worker sent a prompt {message.id} that was not asked for.")
+        if message.last:
+            del self._readers[message.id]
+        reader.put(message.data, last=message.last)
+
+    def _done(self, worker: Worker, message: Done) -> None:
+        cell = self.cell
+        if cell is None or message.id != cell.id:
+            raise LinkError(f"The worker ended cell {message.id}, which does not run.")
+        # What its children wrote last lies in the pipes: they are dead, or not waited for.
+        worker.drain_pipes()
+        self.cell = None
+        self._requests_of(worker).cell_over(cell.id)
+        self.count = message.execution_count
+        self.inventory.update(message.variables)
+        cell.finish(message)
+
+    # --- what becomes of the worker -----------------------------------------------------------
+
+    def on_worker_end(self, worker: Worker, reason: str) -> None:
+        if self._requests is not None:
+            self._requests.close()
+            self._requests = None
+        lost, self.inventory = self.inventory.names(), Inventory()
+        error = loss_sentence(reason, lost)
+        readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            reader.fail(error)
+        self._flush()
+        if self.cell is not None:
+            cell, self.cell = self.cell, None
+            cell.fail(error, execution_count=self.count + 1, worker_lost=reason)
+        self.count = 0
+        if self.closing:
+            return
+        if worker is not self.asked_to_end:
+            guarded(self.handler.worker_lost)(reason, lost)
+        if worker.used:
+            self._replace_worker()
+
+    def _replace_worker(self) -> None:
+        try:
+            self._tree.replace_worker()
+        except UsageError as error:
+            # The next to need a worker tries again, and is told.
+            report(error)
+
+
+def _plain_comm(message: CommFromWorker) -> CommFromWorker:
+    return msgspec.structs.replace(
+        message, data=plain(message.data), metadata=plain(message.metadata)
+    )
