@@ -14,7 +14,7 @@ from rlm_kernel.errors import RLMError, UsageError
 from rlm_kernel.session.settings import Settings
 from rlm_kernel.subcalls.endpoint import Endpoint
 
-__all__ = ["Models"]
+__all__ = ["Models", "is_spec"]
 
 _EMBEDDED_REPLY = 400
 """Tokens: a model this small rarely comes to an end by itself."""
@@ -22,6 +22,11 @@ _EMBEDDED_REPLY = 400
 _CONTEXT_PATIENCE_S = 5.0
 
 _SPEC_KINDS = ("openai:", "embedded")
+
+
+def is_spec(model: str | None) -> bool:
+    """Whether a sub-call's *model* names an endpoint, not just another model of the same one."""
+    return model is not None and model.startswith(_SPEC_KINDS)
 
 
 class Models:
@@ -101,10 +106,10 @@ class Models:
         except UsageError:
             return ""
 
-    def sub(self, settings: Settings, model: str | None) -> Endpoint:
-        """The endpoint for a sub-call that names *model*: a model of the same server, or a spec."""
-        if model is not None and model.startswith(_SPEC_KINDS):
-            return self._endpoint(parse_sub_spec(model, self._environ))
+    def sub(self, settings: Settings, spec: str | None) -> Endpoint:
+        """The endpoint of *spec*, or the one that *settings* name."""
+        if spec is not None:
+            return self._endpoint(parse_sub_spec(spec, self._environ))
         if self._given is not None:
             return self._given
         return self._endpoint(self.sub_spec(settings))
@@ -123,8 +128,8 @@ class Models:
 
         The root of the parent serves where it is one, else the model of the sub-calls.
         """
-        if model is not None and model.startswith(_SPEC_KINDS):
-            root = model
+        if is_spec(model):
+            root = model or ""
         elif settings.root and parse_root_spec(settings.root, self._environ).kind == "openai":
             parsed = parse_root_spec(settings.root, self._environ)
             root = str(msgspec.structs.replace(parsed, model=model or parsed.model))

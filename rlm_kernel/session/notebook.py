@@ -68,6 +68,7 @@ class NotebookSession(Session):
     ) -> None:
         notebook = notebook_path(environ)
         path = None if notebook is None else record_path_for(notebook)
+        self._beside = path is not None
         log = EventLog(lambda: Record.open(path))
         super().__init__(
             repl,
@@ -242,11 +243,15 @@ class NotebookSession(Session):
         self._human = human
         self._publish = publish
         if human is None:
-            self.hub.attach(run, run.started, self.log.path, cell_id)
+            self.hub.attach(run, run.started, self._record_name(), cell_id)
         if not self.hub.has_driver or human is not None:
             view = InlineView(self._display, request.query)
             self.log.subscribe(view.on_event)
         self._task = asyncio.get_running_loop().create_task(self.finish(run))
+
+    def _record_name(self) -> str:
+        """The record as the notebook names it, so that both can be moved together."""
+        return Path(self.log.path).name if self._beside else self.log.path
 
     def _display(
         self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, update: bool

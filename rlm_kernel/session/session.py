@@ -33,7 +33,7 @@ from rlm_kernel.repl.messages import (
     SubcallResult,
 )
 from rlm_kernel.session.eventlog import EventLog
-from rlm_kernel.session.models import Models
+from rlm_kernel.session.models import Models, is_spec
 from rlm_kernel.session.settings import Settings
 from rlm_kernel.subcalls.batch import ChildOutcome, Outcome
 from rlm_kernel.subcalls.scheduler import Scheduler
@@ -342,18 +342,21 @@ class Session:
         fail: Callable[[RLMError], None],
     ) -> Callable[[], None]:
         """Call models for a cell; results go back as they come."""
-        settings, run = self.settings, self.run
+        settings, run, params = self.settings, self.run, request.params
+        spec = params.model if is_spec(params.model) else None
+        if spec is not None:
+            params = msgspec.structs.replace(params, model=None)
         try:
             batch = self.scheduler.submit(
                 request.prompts,
                 kind=request.kind,
-                params=request.params,
+                params=params,
                 run_id=run.run_id if run is not None else "",
                 turn=self.turn,
                 ledger=self._ledger or self._person,
                 deliver=lambda outcomes: deliver([_result(outcome) for outcome in outcomes]),
-                spawn_child=self._spawn_child(settings, run),
-                resolve=lambda model: self.models.sub(settings, model),
+                spawn_child=self._spawn_child(settings, run, spec),
+                resolve=lambda model: self.models.sub(settings, spec),
             )
         except RLMError as error:
             fail(error)
@@ -361,7 +364,7 @@ class Session:
         return batch.cancel
 
     def _spawn_child(
-        self, settings: Settings, run: Run | None
+        self, settings: Settings, run: Run | None, spec: str | None
     ) -> Callable[[str, str, SubcallParams], Awaitable[ChildOutcome]]:
         parent_ledger = self._ledger or self._person
         parent_run_id = run.run_id if run is not None else ""
@@ -370,7 +373,7 @@ class Session:
         async def spawn(call_id: str, prompt: str, params: SubcallParams) -> ChildOutcome:
             request = Request(
                 query=params.query or CHILD_QUERY,
-                settings=self.models.child_settings(settings, params.model),
+                settings=self.models.child_settings(settings, spec or params.model),
                 depth=depth,
                 parent_run_id=parent_run_id,
                 parent_call_id=call_id,
