@@ -147,16 +147,14 @@ def test_shell_commands_stream_and_keep_their_exit_code(worker: WorkerDriver) ->
 def test_top_level_await_and_background_tasks(fresh: WorkerDriver) -> None:
     """A cell may await; a task that it started goes on between cells and in later ones."""
     cell = fresh.run(
-        "import asyncio\n"
-        "async def work():\n"
-        "    await asyncio.sleep(0.05)\n"
-        "    print('worked')\n"
-        "    return 5\n"
-        "task = asyncio.create_task(work())\n"
-        "await asyncio.sleep(0)\n"
-        "'started'"
+        "import asyncio\nfrom comm import create_comm\n"
+        "go = asyncio.Event()\nc = create_comm(comm_id='c')\nc.on_msg(lambda m: go.set())\n"
+        "async def work():\n    await go.wait()\n    print('worked')\n    return 5\n"
+        "task = asyncio.create_task(work())\nawait asyncio.sleep(0)\n'started'"
     )
     assert cell.result == "'started'"
+    assert cell.out == ""
+    fresh.send(messages.CommToWorker(kind="comm_msg", comm_id="c"))
     emitted = fresh.wait_for(messages.Emit)
     assert emitted.id == cell.finished.id
     assert emitted.output.text == "worked\n"

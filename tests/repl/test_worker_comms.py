@@ -113,10 +113,14 @@ def test_messages_are_handled_while_a_cell_awaits(worker: WorkerDriver) -> None:
 
 def test_a_request_that_waits_for_the_cell_is_not_lost(worker: WorkerDriver) -> None:
     """Commands that come while a cell awaits are worked on after it, in order."""
-    number = worker.start("import asyncio\nprint('go')\nawait asyncio.sleep(0.05)")
-    worker.wait_for(messages.Emit)
+    number = worker.start(
+        "import asyncio\nfrom comm import create_comm\ngo = asyncio.Event()\n"
+        "c = create_comm(comm_id='c')\nc.on_msg(lambda m: go.set())\nawait go.wait()"
+    )
+    worker.wait_for(messages.CommFromWorker)
     worker.send(messages.Ping(id=5))
     worker.send(messages.IsComplete(id=6, code="1"))
+    worker.send(comm_message("c", {}))
     cell = worker.finish(number)
     assert cell.finished.ok
     assert cell.requests == []

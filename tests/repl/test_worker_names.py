@@ -202,6 +202,14 @@ def test_a_person_may_use_the_name_for_something_else(worker: WorkerDriver) -> N
     assert "int" in ready.error
 
 
+def test_a_reset_leaves_the_names_of_the_repl(worker: WorkerDriver) -> None:
+    """`%reset` forgets the person's variables, not what a run needs."""
+    worker.run("mine = 1")
+    worker.run("%reset -f")
+    code = "P, context, answer['ready'], callable(sub_RLM), 'mine' in globals()"
+    assert worker.run(code).result == "('the prompt', 'the prompt', False, True, False)"
+
+
 def test_reading_variables_leaves_no_trace(worker: WorkerDriver) -> None:
     """SHOW_VARS names the variables with type and size, and none of the REPL's."""
     worker.run("%reset_selective -f .*_kept\nlist_kept = [1, 2, 3]")

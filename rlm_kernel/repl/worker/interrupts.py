@@ -42,14 +42,14 @@ class Interrupts:
         self._pending = False
 
     def install(self) -> None:
-        """Handle SIGINT, also where user code changed its handler or blocked it."""
+        """Handle SIGINT from now on."""
         signal.signal(signal.SIGINT, self._handle)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def reinstall(self) -> None:
-        """Take SIGINT back if user code took it away."""
+        """Take SIGINT back if user code took it away or blocked it."""
         if signal.getsignal(signal.SIGINT) != self._handle:
-            self.install()
+            signal.signal(signal.SIGINT, self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
 
     def begin_cell(self) -> None:
         """Forget what came before; from now on a signal interrupts."""

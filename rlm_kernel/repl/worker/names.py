@@ -156,12 +156,12 @@ class Names:
         self._book = book
         self._offered = offered
         self._history: list[dict[str, str]] = []
+        self._bound = frozenset(offered) | {"answer", "history"}
 
     @property
     def reserved(self) -> frozenset[str]:
         """All names that are the REPL's."""
-        own = ("P", "context", "Final", "answer", "history")
-        return frozenset(self._offered).union(own)
+        return self._bound | {"P", "context", "Final"}
 
     def install(self) -> None:
         """Bind all names afresh."""
@@ -204,6 +204,17 @@ class Names:
         if found:
             self.install()
         return found
+
+    def replace_missing(self) -> None:
+        """Give back what ``%reset`` or ``del`` in a person's cell took away."""
+        wanted = self._bound | {"P", "context"} if self._prompt.loaded else self._bound
+        if wanted <= self._namespace.keys():
+            return
+        own = dict(self._offered, answer=self._book.answer, history=self._copies())
+        if self._prompt.loaded:
+            own |= {"P": self._prompt.value, "context": self._prompt.value}
+        for name, value in own.items():
+            self._namespace.setdefault(name, value)
 
     def rebound_prompt(self) -> Any:
         """What a person's cell bound ``P`` or ``context`` to; the prompt itself where nothing."""

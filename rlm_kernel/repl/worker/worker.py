@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -108,7 +107,7 @@ class Worker:
 
     def serve(self) -> None:
         """Say hello and work until the kernel closes the link."""
-        self.link.send(messages.Hello(pid=os.getpid(), python=platform.python_version()))
+        self.link.send(messages.Hello(pid=os.getpid(), python=sys.version.split()[0]))
         while True:
             if self._loop is not None and not self.link.commands:
                 self._loop.idle()
@@ -213,6 +212,7 @@ class Worker:
         if value is not self.prompt.value:
             with suppress(PromptError):  # such a `P` is the person's own; `Begin` says so
                 self.set_prompt(value, "")
+        self.names.replace_missing()
         return []
 
     def set_prompt(self, value: object, source: str) -> PromptInfo:
