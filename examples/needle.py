@@ -31,11 +31,12 @@ wanted, subject = match.groups()
 
 
 def lines_with(phrase):
-    found = re.finditer(rf"^.*\b{re.escape(phrase)}\b.*$", P, flags=re.MULTILINE | re.IGNORECASE)
-    return {hit.span() for hit in found}
+    """Start and end of each line that has the phrase in it."""
+    for hit in re.finditer(rf"\b{re.escape(phrase)}\b", P, flags=re.IGNORECASE):
+        yield P.rfind("\n", 0, hit.start()) + 1, P.find("\n", hit.end())
 
 
-about_wanted, about_subject = lines_with(wanted), lines_with(subject)
+about_wanted, about_subject = set(lines_with(wanted)), set(lines_with(subject))
 hits = sorted(about_wanted | about_subject)
 print(f"{wanted!r}: {len(about_wanted)} lines; {subject!r}: {len(about_subject)} lines")
 print(f"both: {len(about_wanted & about_subject)}; either: {len(hits)} of {P.count(chr(10)):,}")

@@ -8,6 +8,7 @@ the calls, the notebook.
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from rlm_kernel.app import haystack
 from rlm_kernel.app.run import drive, exit_code, prompt_label
-from rlm_kernel.app.terminal import open_view
+from rlm_kernel.app.terminal import open_view, wants_plain
 from rlm_kernel.driver.document import check_writable
 from rlm_kernel.driver.host import Outcome, RunRequest
 from rlm_kernel.errors import RLMError, UsageError
@@ -90,12 +91,21 @@ def _get_model() -> None:
     """Have the model's file, showing the download where there is one."""
     from rlm_kernel.subcalls.model_file import ensure_model
 
+    plain = wants_plain(sys.stderr, os.environ)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=plain)
+    with bar:
         task = bar.add_task("getting the model", total=None, visible=False)
-        ensure_model(
-            lambda done, total: bar.update(task, completed=done, total=total, visible=True)
-        )
+        told = False
+
+        def show(done: int, total: int) -> None:
+            nonlocal told
+            if plain and not told:
+                _say(f"Getting the model ({total / 1e6:.0f} MB), once.")
+            told = True
+            bar.update(task, completed=done, total=total, visible=True)
+
+        ensure_model(show)
 
 
 def _finish(outcome: Outcome, out: Path) -> int:

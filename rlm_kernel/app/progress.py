@@ -5,11 +5,13 @@ No drawing here; see `rlm_kernel.app.terminal`.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlm_kernel.driver.protocol import (
+    CELL_KIND,
     CloseCell,
     Delta,
     Final,
@@ -22,7 +24,10 @@ from rlm_kernel.driver.protocol import (
 )
 from rlm_kernel.engine.budget import Usage
 
-__all__ = ["Progress", "Subcalls", "Turn", "code_preview"]
+__all__ = ["Progress", "Subcalls", "Turn", "code_preview", "prose_preview"]
+
+_MARKUP = re.compile(r"[*`]|^#+ |^[-+] ")
+_SENTENCE_END = re.compile(r"(?<=[.!?:])\s")
 
 
 @dataclass
@@ -47,6 +52,7 @@ class Turn:
     started: float
     ended: float | None = None
     state: str = "proposing"
+    prose: str = ""
     source: str = ""
     tokens: int = 0
     """Of the root and of the sub-calls, in this turn."""
@@ -71,7 +77,7 @@ class Progress:
         self._clock = clock
         self._started = clock()
         self._nodes: dict[str, Node] = {}
-        self._code_cells: dict[str, int] = {}
+        self._cells: dict[str, tuple[int, CELL_KIND]] = {}
         self._run_id = ""
         self._tokens_before = 0
         self.root = ""
@@ -96,14 +102,13 @@ class Progress:
         match op:
             case State():
                 self._on_state(op)
-            case OpenCell(kind="code"):
-                self._code_cells[op.cell_id] = op.turn
+            case OpenCell():
+                self._cells[op.cell_id] = op.turn, op.kind
             case Delta():
-                if op.cell_id in self._code_cells:
-                    self._turn(self._code_cells[op.cell_id]).source += op.text
+                # At offset 0 another attempt begins; what was written before is void.
+                self._write(op.cell_id, op.text, anew=op.offset == 0)
             case CloseCell():
-                if op.cell_id in self._code_cells:
-                    self._turn(self._code_cells[op.cell_id]).source = op.source
+                self._write(op.cell_id, op.source, anew=True)
             case Nodes():
                 for node in op.nodes:
                     self._on_node(node)
@@ -113,6 +118,13 @@ class Progress:
                 self._on_final(op)
             case _:
                 pass
+
+    def _write(self, cell_id: str, text: str, *, anew: bool) -> None:
+        number, kind = self._cells.get(cell_id, (0, "code"))
+        if number:
+            turn = self._turn(number)
+            part = "prose" if kind == "markdown" else "source"
+            setattr(turn, part, text if anew else getattr(turn, part) + text)
 
     def _turn(self, number: int) -> Turn:
         turn = self.turns.get(number)
@@ -141,7 +153,7 @@ class Progress:
         if op.turn > 0:
             turn = self._turn(op.turn)
             turn.tokens = op.usage.tokens - self._tokens_before
-            if turn.ended is None:
+            if turn.ended is None and op.state not in ("answered", "stopped", "failed"):
                 turn.state = "waiting for a decision" if op.awaiting else op.state
         self.usage = op.usage
 
@@ -157,9 +169,8 @@ class Progress:
 
     def _on_snapshot(self, op: Snapshot) -> None:
         for cell in op.cells:
-            if cell.kind == "code":
-                self._code_cells[cell.cell_id] = cell.turn
-                self._turn(cell.turn).source = cell.source
+            self._cells[cell.cell_id] = cell.turn, cell.kind
+            self._write(cell.cell_id, cell.source, anew=True)
 
     def _on_final(self, op: Final) -> None:
         if self._run_id and op.run_id != self._run_id:
@@ -184,3 +195,9 @@ def code_preview(source: str, lines: int) -> list[str]:
     shown = full[-lines:]
     indent = min((len(line) - len(line.lstrip()) for line in shown), default=0)
     return [line[indent:] for line in shown]
+
+
+def prose_preview(prose: str) -> str:
+    """The first sentence of a turn's prose, without the marks of Markdown."""
+    paragraph = " ".join(prose.strip().partition("\n\n")[0].split())
+    return _SENTENCE_END.split(_MARKUP.sub("", paragraph), maxsplit=1)[0]

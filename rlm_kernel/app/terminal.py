@@ -12,19 +12,22 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from typing import TextIO
 
-from rich.bar import Bar
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from rlm_kernel.app.progress import Progress, Subcalls, Turn, code_preview
+from rlm_kernel.app.progress import Progress, Subcalls, Turn, code_preview, prose_preview
 from rlm_kernel.driver.protocol import Operation
 
 __all__ = ["LiveView", "PlainView", "RunView", "View", "open_view", "wants_plain"]
 
 _REFRESH_S = 0.125
+
+_PASSING = ("proposed", "observing")
+"""States that last for no time where nobody is asked: plain lines leave them out."""
+
 _BAR_CELLS = 24
+_WIDE = 80
 _LIVE_LINES = 3
 """Lines of source that are shown of the turn under way."""
 
@@ -96,6 +99,8 @@ class PlainView(View):
         if not progress.turns:
             return ""
         turn = progress.turns[max(progress.turns)]
+        if turn.state in _PASSING or turn.ended is not None:
+            return ""
         return f"turn {turn.number} {turn.state}"
 
     def _details(self) -> str:
@@ -189,13 +194,12 @@ class RunView:
 
     def _foot(self) -> list[RenderableType]:
         progress = self._view.progress
-        parts = [_count_words(len(progress.turns), "turn")]
+        parts = [f"{progress.seconds():.1f} s", _count_words(len(progress.turns), "turn")]
         if progress.subcalls.total:
             parts.append(_subcalls_words(progress.subcalls))
         parts.append(_tokens(progress.usage.tokens))
         if progress.usage.cost:
             parts.append(f"${progress.usage.cost:.4f}")
-        parts.append(f"{progress.seconds():.1f} s")
         state = Text(_MARKS.get(progress.state, "◆") + " ", style=_style(progress.state))
         state.append(progress.state if progress.turns else "starting")
         line = Text.assemble(state, " · ", " · ".join(parts), overflow="ellipsis", no_wrap=True)
@@ -213,26 +217,27 @@ def _turn_lines(turn: Turn, *, last: bool, width: int, now: float) -> list[Rende
     if turn.tokens:
         head.append(f" · {_tokens(turn.tokens)}")
     lines: list[RenderableType] = [head]
-    under_way = turn.ended is None
-    preview = code_preview(turn.source, _LIVE_LINES if under_way else 1)
-    lines.extend(_cut(f"{rail}  {line}", "" if under_way else "dim") for line in preview)
+    prose = prose_preview(turn.prose)
+    if prose:
+        lines.append(_cut(f"{rail}  {prose}", "italic"))
+    if turn.ended is None or not prose:
+        code = code_preview(turn.source, _LIVE_LINES if turn.ended is None else 1)
+        lines.extend(_cut(f"{rail}  {line}", "dim") for line in code)
     if turn.subcalls.total:
         lines.append(_subcalls_line(rail, turn.subcalls, width))
     return lines
 
 
-def _subcalls_line(rail: str, counts: Subcalls, width: int) -> RenderableType:
+def _subcalls_line(rail: str, counts: Subcalls, width: int) -> Text:
     ended = counts.done + counts.failed
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True)
-    cells: list[RenderableType] = [Text(rail + " ", style="dim")]
-    if width >= 60 and counts.total > 1:
-        grid.add_column(width=_BAR_CELLS)
-        cells.append(Bar(counts.total, 0, ended, width=_BAR_CELLS, color="cyan"))
-    grid.add_column(no_wrap=True, overflow="ellipsis")
-    cells.append(Text(f"{ended}/{counts.total} " + _subcalls_states(counts)))
-    grid.add_row(*cells)
-    return grid
+    line = Text(f"{rail}  ", style="dim", overflow="ellipsis", no_wrap=True)
+    if counts.total > 1:
+        cells = _BAR_CELLS if width >= _WIDE else _BAR_CELLS // 2
+        full = round(cells * ended / counts.total)
+        line.append("━" * full, style="not dim cyan")
+        line.append("╌" * (cells - full) + " ")
+    line.append(f"{ended}/{counts.total} {_subcalls_states(counts)}", style="not dim")
+    return line
 
 
 def _subcalls_states(counts: Subcalls) -> str:

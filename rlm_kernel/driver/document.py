@@ -31,6 +31,9 @@ from rlm_kernel.record.notebook import KEY, CellMeta, NotebookMeta, write_notebo
 
 __all__ = ["Document", "check_writable"]
 
+_WRITTEN = ("playbook", "human")
+"""Specs of roots whose cells a person wrote."""
+
 
 class Document:
     """A notebook in memory, and its file where it has one.
@@ -97,7 +100,12 @@ class Document:
         if source_sha(cell["source"]) != op.sha:
             cell["source"] = op.source
         prose = cell["cell_type"] == "markdown"
-        self._describe(op.cell_id, sha=op.sha, state="done" if prose else "proposed")
+        self._describe(
+            op.cell_id,
+            sha=op.sha,
+            state="done" if prose else "proposed",
+            sampled=not self.meta.root.startswith(_WRITTEN),
+        )
 
     def restore(self, op: Snapshot) -> None:
         """Make the cells of the run what the kernel says: updates were lost on the way."""

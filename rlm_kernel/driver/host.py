@@ -294,12 +294,15 @@ class Host:
         )
 
     def _note_final(self, op: Final) -> None:
+        record, notebook = Path(op.record), self.document.path
+        if notebook is not None and record.parent == notebook.absolute().parent:
+            record = Path(record.name)
         self.document.note(
             state=op.state,
             response=op.response,
             reason=op.reason,
             usage=op.usage,
-            record=op.record,
+            record=str(record) if op.record else "",
         )
 
     def _save(self) -> None:
