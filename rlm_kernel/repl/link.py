@@ -32,6 +32,9 @@ _READ = 64 << 10
 _READ_LARGE = 1 << 20
 """The same in the middle of a large frame, which costs only its copy."""
 
+_CATCH_UP = 16
+"""Reads at once where something else waits for the link."""
+
 _WRITE = 4 << 20
 """Bytes written per turn of the loop."""
 
@@ -156,6 +159,12 @@ class Link:
         """Handle what the worker sent before it ended, paused or not."""
         while not self._closed and self._read():
             pass
+
+    def catch_up(self) -> None:
+        """Handle what has come by now, a bounded part of it, unless reading is paused."""
+        for _ in range(_CATCH_UP):
+            if not self._reading or not self._read():
+                break
 
     def _watch(self) -> None:
         wanted = not (self._pauses or self._closed)

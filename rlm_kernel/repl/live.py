@@ -85,7 +85,7 @@ class Worker:
         self._owner = owner
         self.hello = loop.create_future()
         for pipe in self._pipes:
-            pipe.attach(loop)
+            pipe.attach(loop, before=self.link.catch_up)
         self.link.attach(loop, self)
 
     # --- requests -----------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Worker:
     # --- order and text -----------------------------------------------------------------------
 
     def drain_pipes(self) -> None:
-        """Take in what was written to the descriptors before a message that just came."""
+        """Take in what was written to the descriptors before a message that ends a cell."""
         for pipe in self._pipes:
             pipe.drain()
 
@@ -152,7 +152,6 @@ class Worker:
     # --- what the link reports ----------------------------------------------------------------
 
     def on_messages(self, messages: list[FromWorker]) -> None:
-        self.drain_pipes()
         assert self._owner is not None
         assert self.hello is not None
         try:

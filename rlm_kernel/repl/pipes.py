@@ -34,11 +34,23 @@ class PipeReader:
         self._on_text = on_text
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._before: Callable[[], None] = lambda: None
 
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start to read."""
+    def attach(
+        self, loop: asyncio.AbstractEventLoop, before: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start to read; *before* is called each time that there is something to read.
+
+        It takes in what came over the link first: the worker sends nothing while the pipe holds
+        text (`rlm_kernel.repl.worker.streams`), so what is on the link is older.
+        """
         self._loop = loop
-        loop.add_reader(self._fd, self.drain)
+        self._before = before
+        loop.add_reader(self._fd, self._ready)
+
+    def _ready(self) -> None:
+        self._before()
+        self.drain()
 
     def drain(self) -> bool:
         """Read once, at most what the pipe can hold: whoever goes on writing waits for a turn.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import sys
+import termios
 import threading
 import time
+from array import array
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlm_kernel.cells import Clear, Display, ErrorOutput, Output, Result, Stream
@@ -25,8 +28,41 @@ _PIECE = 1 << 18
 _PARTIAL_S = 0.1
 """Seconds after which text without a line end is sent, once more is written."""
 
+_SETTLE_S = 0.01
+"""Seconds that text waits for what others write to the descriptors."""
+
 _ALWAYS = 20_000
 """Characters of a result that are shown even where the cell's output limit is used up."""
+
+
+class _Pipes:
+    """The pipes behind descriptors 1 and 2, which C code and subprocesses write to.
+
+    Text that this process sends over the link must not overtake what they wrote before. The
+    kernel reads the link first and then the pipes; so it is enough to send nothing while a
+    pipe holds text. Keeps descriptors of its own: code may close 1 and 2.
+    """
+
+    def __init__(self) -> None:
+        self._fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (1, 2)]
+
+    def settle(self) -> None:
+        """Wait until the kernel has read them; not long, because others may go on writing."""
+        if not any(map(_unread, self._fds)):
+            return
+        until = time.monotonic() + _SETTLE_S
+        while any(map(_unread, self._fds)) and time.monotonic() < until:
+            time.sleep(0.0001)
+
+
+def _unread(fd: int) -> int:
+    """Bytes in the pipe *fd*; 0 where it is gone."""
+    size = array("i", [0])
+    try:
+        fcntl.ioctl(fd, termios.FIONREAD, size)
+    except OSError:
+        return 0
+    return size[0]
 
 
 class Outlet:
@@ -38,6 +74,7 @@ class Outlet:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._pipes = _Pipes()
         self.interrupts = link.interrupts
         self.cell = 0
         self.left = 10_000_000
@@ -96,6 +133,7 @@ class Outlet:
 
     def raw(self, output: Output) -> None:
         """Send *output* as it is."""
+        self._pipes.settle()
         self._link.send(messages.Emit(id=self.cell, output=output))
 
 
