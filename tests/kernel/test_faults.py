@@ -100,6 +100,7 @@ def test_no_process_outlives_a_killed_kernel() -> None:
     pids = tree(kernel)
     assert len(pids) >= 4
     os.kill(kernel.pid, signal.SIGKILL)
+    kernel.manager.provisioner.process.wait()
     wait_until(lambda: all(gone(pid) for pid in pids), "processes of a killed kernel are left")
     kernel.client.stop_channels()
     kernel.manager.cleanup_resources()

@@ -20,7 +20,7 @@ STUBBORN = {
     "swallows it": "import time\nwhile True:\n"
     "    try: time.sleep(1)\n    except KeyboardInterrupt: pass",
     "ignores the signal": "import signal, time\nsignal.signal(2, signal.SIG_IGN); time.sleep(600)",
-    "never returns to Python": "import ctypes; ctypes.PyDLL(None).pause() or max(range(10**12))",
+    "never returns to Python": "max(range(10**12))",
     "stopped itself": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
 }
 
