@@ -46,7 +46,7 @@ _TEXT = "color:inherit;line-height:1.45;font-size:var(--jp-ui-font-size1, 13px)"
 _BLOCK = (
     "margin:4px 0;padding:6px 10px;border:none;border-radius:4px;overflow-x:auto;"
     "white-space:pre-wrap;overflow-wrap:anywhere;color:inherit;"
-    "background:var(--rlm-block, rgba(128,128,128,.13));"
+    "background:rgba(128,128,128,.13);"
     "font-family:var(--jp-code-font-family, ui-monospace, Menlo, Consolas, monospace);"
     "font-size:var(--jp-code-font-size, 12px);line-height:1.4"
 )

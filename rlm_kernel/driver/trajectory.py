@@ -207,8 +207,6 @@ class Trajectory:
         turn = Turn(number=event.turn, started=at, attempt=event.attempt)
         if known is not None:  # asked again: what the turn has cost so far stays
             turn.started, turn.usage, turn.counts = known.started, known.usage, known.counts
-        elif self.current is not None:
-            self._close(self.current, at)
         self.turns[event.turn] = turn
         self.turn = event.turn
         self._go("proposing")

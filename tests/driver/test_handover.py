@@ -63,11 +63,13 @@ async def test_the_order_waits_for_the_cell_to_stand_there(
 ) -> None:
     """Events are told after their commit, so the order may come before them."""
     script.start(hub)
+    script.ask(1)
+    script.propose(SOURCE)
     turn = Turn(hub, kernel)
     await asyncio.sleep(0)
     clock.advance(1)
     assert front.to_run == []
-    script.turn(1, SOURCE)
+    script.executing(SOURCE)
     clock.advance(1)
 
     await kernel.execute_request(*front.accept())
@@ -303,6 +305,9 @@ async def test_a_silent_driver_that_speaks_again_may_drive_again(
     turn = await _begin(hub, kernel, script)
     clock.advance(GRACE + 1)
     await turn.result()
+    script.turn(2, "second")
+    await Turn(hub, kernel, "second", 2).result()
+    assert kernel.directly == [1, 2]
     assert not hub.has_driver
     front.say(Conflict(cell_id=CELL, have=0))
 
@@ -435,6 +440,23 @@ async def test_a_stop_ends_the_wait_and_the_late_request_runs_nothing(
 
     assert await kernel.execute_request(*front.accept()) == "skip"
     assert kernel.ran == []
+
+
+async def test_a_page_that_comes_after_a_stop_runs_nothing(
+    hub: Hub, front: FrontEnd, kernel: Kernel, script: Script, clock: Clock
+) -> None:
+    """The cell that was stopped before it ran is shown, and not ordered again."""
+    turn = await _begin(hub, kernel, script)
+    hub.disconnect("comm")
+    hub.withdraw()
+    with pytest.raises(asyncio.CancelledError):
+        await turn.result()
+    script.end(state="stopped", reason="stopped by page", response="")
+    again = FrontEnd(hub, "again").open("page")
+    clock.advance(1)
+
+    assert again.text(CELL) == SOURCE
+    assert again.to_run == []
 
 
 async def test_a_cancelled_execution_leaves_nothing_behind(
