@@ -59,10 +59,9 @@ def test_prompt_from_an_expression_and_from_the_cell(worker: WorkerDriver) -> No
         "%prompt",
         "%prompt /no/such/file",
         "%prompt -e 5",
-        "%rlm dance",
+        "%rlm 'unpaired quote",
         "%%rlm\n",
         "%%rlm --no-such-option 5\nq",
-        "%%rlm surplus words\nq",
         "%sub_RLM",
         "%sub_RLM an { unpaired brace",
     ],
@@ -115,6 +114,14 @@ def test_steering_a_run(worker: WorkerDriver) -> None:
         assert isinstance(request, messages.RunCommand)
         assert (request.command, request.args) == (command, args)
         assert cell.out == "as you wish\n"
+
+
+def test_a_command_with_a_text_below_it(worker: WorkerDriver) -> None:
+    """Such as the new source of a proposal: it is the last argument, as it is."""
+    cell = worker.run("%%rlm edit\nprint('{P}')\n", answer=reply)
+    (request,) = cell.requests
+    assert isinstance(request, messages.RunCommand)
+    assert (request.command, request.args) == ("edit", ["print('{P}')\n"])
 
 
 def test_a_sub_call_by_magic(worker: WorkerDriver) -> None:
