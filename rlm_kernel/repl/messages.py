@@ -212,8 +212,13 @@ class Variables(_Message, frozen=True, kw_only=True, tag="variables"):
 
 
 class CommToWorker(_Message, frozen=True, kw_only=True, tag="comm_in"):
-    """A comm message of a front end, for a widget in the REPL."""
+    """A comm message of a front end, for a widget in the REPL.
 
+    What its handler shows has this id instead of a cell's. Answered by `CommDone`, except
+    where the id is 0: then nobody waits.
+    """
+
+    id: Id = 0
     kind: Literal["comm_open", "comm_msg", "comm_close"]
     comm_id: str
     data: Any = None
@@ -414,6 +419,12 @@ class CommFromWorker(_Message, frozen=True, kw_only=True, tag="comm_out"):
     buffers: list[bytes] = []
 
 
+class CommDone(_Message, frozen=True, kw_only=True, tag="comm_done"):
+    """Answer to `CommToWorker`: its handler is through."""
+
+    id: Id
+
+
 class Pong(_Message, frozen=True, kw_only=True, tag="pong"):
     """Answer to `Ping`."""
 
@@ -439,5 +450,6 @@ FromWorker = (
     | Completeness
     | VariableList
     | CommFromWorker
+    | CommDone
     | Pong
 )
