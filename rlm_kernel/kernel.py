@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import OrderedDict
+from contextvars import ContextVar
 from typing import Any
 
 import zmq.asyncio
@@ -22,7 +23,7 @@ import rlm_kernel
 from rlm_kernel.cells import Clear, Display, ErrorOutput, Output, Result, Stream
 from rlm_kernel.driver.protocol import TARGET
 from rlm_kernel.repl import Executed, Repl
-from rlm_kernel.repl.messages import CommFromWorker, CommToWorker
+from rlm_kernel.repl.messages import CommDone, CommFromWorker, CommToWorker
 from rlm_kernel.session.notebook import NotebookSession
 
 __all__ = ["RLMKernel", "RLMKernelApp"]
@@ -31,6 +32,9 @@ Message = dict[str, Any]
 
 _PARENTS_KEPT = 200
 """Cells whose late output (of background tasks) still finds its request."""
+
+_concurrent: ContextVar[bool] = ContextVar("concurrent", default=False)
+"""Whether the message that is being handled came while a cell ran."""
 
 
 class RLMKernel(Kernel):
@@ -359,9 +363,30 @@ class RLMKernel(Kernel):
         else:
             await self._to_worker(message)
 
+    async def dispatch_shell(
+        self, msg: Any, /, subshell_id: str | None = None, *, concurrent: bool = False
+    ) -> None:
+        """Handle a message; *concurrent* is one for a comm while a cell runs."""
+        _concurrent.set(concurrent)
+        await super().dispatch_shell(msg, subshell_id=subshell_id, concurrent=concurrent)
+
     async def _to_worker(self, message: Message) -> None:
+        """Hand *message* to its widget. Its idle comes when that is through with it.
+
+        Front ends hold back a widget's next changes until then. The base class gives no
+        status to a message that comes while a cell runs, and it must not be kept waiting:
+        until its handler returns, the cell's messages would be taken for this one's.
+        """
+        handled = await self._start_comm(message)
+        if not _concurrent.get():
+            await asyncio.wait([handled])
+            return
+        self._publish_status("busy", "shell", message)
+        handled.add_done_callback(lambda _: self._publish_status("idle", "shell", message))
+
+    async def _start_comm(self, message: Message) -> asyncio.Future[CommDone]:
         content = message["content"]
-        (await self._session()).repl.comm(
+        handled = (await self._session()).repl.comm(
             CommToWorker(
                 kind=message["header"]["msg_type"],
                 comm_id=content["comm_id"],
@@ -370,8 +395,16 @@ class RLMKernel(Kernel):
                 metadata=message.get("metadata") or {},
                 buffers=[bytes(part) for part in message.get("buffers") or []],
                 parent=_plain_header(message["header"]),
-            )
+            ),
+            on_start=lambda number: self._remember(number, message),
         )
+        handled.add_done_callback(self._forget_comm)
+        return handled
+
+    def _forget_comm(self, handled: asyncio.Future[CommDone]) -> None:
+        """Leave the room in ``_parents`` to cells."""
+        if not handled.exception():
+            self._parents.pop(handled.result().id, None)
 
     async def comm_info_request(self, stream: Any, ident: Any, parent: Message) -> None:
         """Which comms are open."""

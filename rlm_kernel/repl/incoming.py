@@ -69,10 +69,10 @@ class Incoming:
         self._late = Collector(self._forward_late, keep=False)
         self._late_cell = cell.id
 
-    def give_up_waits(self, cell: Cell) -> None:
-        """Cancel what *cell* asked for and has not got."""
+    def give_up_waits(self, cell: int) -> None:
+        """Cancel what the cell of this id asked for and has not got."""
         if self._requests is not None:
-            self._requests.interrupt(cell.id)
+            self._requests.interrupt(cell)
 
     def read(self, worker: Worker, message_id: int) -> PromptReader:
         """Return who takes the chunks that answer `ReadPrompt` *message_id*."""

@@ -28,6 +28,7 @@ from rlm_kernel.repl.interrupt import interrupt_cell
 from rlm_kernel.repl.live import Worker
 from rlm_kernel.repl.messages import (
     Begin,
+    CommDone,
     CommToWorker,
     Complete,
     Completeness,
@@ -79,6 +80,8 @@ class Repl:
         self._ladder: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._comms: dict[int, asyncio.Future[CommDone]] = {}
+        """Messages to widgets that are not through, oldest first."""
 
     @property
     def handler(self) -> ReplHandler:
@@ -292,19 +295,27 @@ class Repl:
             await asyncio.wait([self._incoming.cell.over])
 
     async def interrupt(self) -> None:
-        """Make the running cell stop; where none runs, do nothing.
+        """Make the running cell, or the widget's handler, stop; where none runs, do nothing.
 
-        Returns at once. A cell that does not stop within some 3 seconds loses its worker
+        Returns at once. Code that does not stop within some 3 seconds loses its worker
         (`rlm_kernel.repl.interrupt`).
         """
-        cell, worker = self._incoming.cell, self._tree.worker
-        if cell is None or not worker.is_up or (self._ladder and not self._ladder.done()):
+        running, worker = self._running(), self._tree.worker
+        if running is None or not worker.is_up or (self._ladder and not self._ladder.done()):
             return
+        number, over = running
         self._ladder = self._background(
             interrupt_cell(
-                self._tree.supervisor, worker, cell.over, lambda: self._incoming.give_up_waits(cell)
+                self._tree.supervisor, worker, over, lambda: self._incoming.give_up_waits(number)
             )
         )
+
+    def _running(self) -> tuple[int, asyncio.Future[Any]] | None:
+        """Id and end of what the worker is at."""
+        cell = self._incoming.cell
+        if cell is not None:
+            return cell.id, cell.over
+        return next(iter(self._comms.items()), None)
 
     # --- the prompt and runs ------------------------------------------------------------------
 
@@ -416,8 +427,20 @@ class Repl:
         except (WorkerDied, UsageError, TimeoutError):
             return otherwise
 
-    def comm(self, message: CommToWorker) -> None:
-        """Hand a front end's message to its widget. Without a live worker there is no widget.
+    def comm(
+        self, message: CommToWorker, on_start: Callable[[int], None] | None = None
+    ) -> asyncio.Future[CommDone]:
+        """Hand a front end's message to its widget; the future is done once that is through.
+
+        A cell that runs and does not await comes first. The future has `WorkerDied` where
+        there is no worker, and hence no widget.
+
+        Parameters
+        ----------
+        message
+            Its id is given here.
+        on_start
+            Called with that id, which what the widget shows meanwhile has instead of a cell's.
 
         Raises
         ------
@@ -425,9 +448,22 @@ class Repl:
             The message is too large for the link.
         """
         worker = self._tree.worker
-        if worker.is_up:
-            worker.used = True
-            worker.link.send(message)
+        if not worker.is_up:
+            nothing: asyncio.Future[CommDone] = asyncio.get_running_loop().create_future()
+            nothing.set_exception(WorkerDied("There is no worker, and so no widget."))
+            nothing.exception()  # nobody may be waiting, and that is no error
+            return nothing
+        message = msgspec.structs.replace(message, id=next(self._ids))
+        handled = worker.request(message.id, message, CommDone)
+        self._comms[message.id] = handled
+        handled.add_done_callback(lambda _: self._forget_comm(message.id))
+        guarded(on_start)(message.id)
+        return handled
+
+    def _forget_comm(self, number: int) -> None:
+        handled = self._comms.pop(number)
+        if not handled.cancelled():
+            handled.exception()  # nobody may be waiting, and that is no error
 
     # --- helpers ------------------------------------------------------------------------------
 

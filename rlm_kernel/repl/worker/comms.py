@@ -122,7 +122,17 @@ class Comms:
         self._link.send(message)
 
     def receive(self, message: messages.CommToWorker) -> None:
-        """Hand a front end's message to its comm; an error in its handler is logged there."""
+        """Hand a front end's message to its comm; an error in its handler is logged there.
+
+        One for a comm or a target that is not known here is common after a restart and is no
+        news to a person: the comm manager would log it, which shows it in a cell.
+        """
+        if message.kind == "comm_open":
+            if message.target_name not in self.manager.targets:
+                self._carry(message.comm_id, "comm_close", None, None, None)
+                return
+        elif message.comm_id not in self.manager.comms:
+            return
         content = {
             "comm_id": message.comm_id,
             "data": message.data,

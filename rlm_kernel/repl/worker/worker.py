@@ -326,21 +326,37 @@ class Worker:
     # --- comms --------------------------------------------------------------------------------
 
     def _comm(self, message: messages.CommToWorker) -> None:
-        """Between cells: what the handler prints belongs to no cell."""
-        cell, left, dropped = self.outlet.cell, self.outlet.left, self.outlet.dropped
+        """Between cells, with interrupts on."""
+        with self._showing_for(message):
+            try:
+                with self._user_code():
+                    self.comms.receive(message)
+            except BaseException as raised:
+                self.shell.showtraceback((type(raised), raised, raised.__traceback__))
+            finally:
+                self.streams.restore()
+
+    @contextmanager
+    def _showing_for(self, message: messages.CommToWorker) -> Iterator[None]:
+        """What is shown meanwhile belongs to *message* and to no cell; at the end say so.
+
+        Widgets that capture output, as `Output` and ``interact`` do, name the request whose
+        output is theirs: it has to come under the request that they see, and before its end.
+        """
+        outlet = self.outlet
+        self.streams.flush()
+        cell, left, dropped = outlet.cell, outlet.left, outlet.dropped
         parent = self.kernel.get_parent()
-        self.outlet.begin(0, 10_000_000)
+        outlet.begin(message.id, 10_000_000)
         self.kernel.set_parent(message.parent)
         try:
-            with self._user_code():
-                self.comms.receive(message)
-        except BaseException as raised:
-            self.shell.showtraceback((type(raised), raised, raised.__traceback__))
+            yield
         finally:
-            self.streams.restore()
             self.streams.flush()
-            self.outlet.cell, self.outlet.left, self.outlet.dropped = cell, left, dropped
+            outlet.cell, outlet.left, outlet.dropped = cell, left, dropped
             self.kernel.set_parent(parent)
+            if message.id:
+                self.link.send(messages.CommDone(id=message.id))
 
     def _comms_while_awaiting(self) -> None:
         """In the event loop of a cell that awaits: widgets answer meanwhile."""
@@ -354,14 +370,11 @@ class Worker:
         self.link.commands.extendleft(reversed(later))
 
     def _comm_in_cell(self, message: messages.CommToWorker) -> None:
-        parent = self.kernel.get_parent()
-        self.kernel.set_parent(message.parent)
-        try:
-            self.comms.receive(message)
-        except Exception as raised:
-            self.shell.showtraceback((type(raised), raised, raised.__traceback__))
-        finally:
-            self.kernel.set_parent(parent)
+        with self._showing_for(message):
+            try:
+                self.comms.receive(message)
+            except Exception as raised:
+                self.shell.showtraceback((type(raised), raised, raised.__traceback__))
 
     # --- forks --------------------------------------------------------------------------------
 

@@ -1,0 +1,117 @@
+"""What front ends rely on beyond the outputs of a cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.kernel.client import TIMEOUT_S, Kernel, Message
+
+
+def send_comm(kernel: Kernel, comm_id: str, data: Any, kind: str = "comm_msg", **more: Any) -> str:
+    """Send a comm message as a page does; returns its id."""
+    message = kernel.client.session.msg(kind, {"comm_id": comm_id, "data": data, **more})
+    kernel.client.shell_channel.send(message)
+    return str(message["header"]["msg_id"])
+
+
+def until_idle(kernel: Kernel, request: str) -> list[Message]:
+    """All messages, of whatever request, until *request* is through."""
+    messages: list[Message] = []
+    while True:
+        message: Message = kernel.client.get_iopub_msg(timeout=TIMEOUT_S)
+        messages.append(message)
+        own = message["parent_header"].get("msg_id") == request
+        if own and message["content"].get("execution_state") == "idle":
+            return messages
+
+
+def set_state(kernel: Kernel, comm_id: str, **state: Any) -> str:
+    return send_comm(kernel, comm_id, {"method": "update", "state": state, "buffer_paths": []})
+
+
+@pytest.fixture
+def slider(kernel: Kernel) -> str:
+    """Comm of the slider of an ``interact``."""
+    cell = kernel.run(
+        "from ipywidgets import interact\n@interact(n=(0, 10))\ndef f(n=3): print('n is', n)"
+    )
+    opened = [m["content"] for m in cell.messages if m["msg_type"] == "comm_open"]
+    return next(
+        str(content["comm_id"])
+        for content in opened
+        if content["data"]["state"]["_model_name"] == "IntSliderModel"
+    )
+
+
+def test_what_a_slider_prints_goes_where_interact_captures_it(kernel: Kernel, slider: str) -> None:
+    """Output and end of a widget's handler belong to the message that moved the slider."""
+    request = set_state(kernel, slider, value=7)
+    messages = until_idle(kernel, request)
+    assert {m["parent_header"]["msg_id"] for m in messages} == {request}
+    captured: list[str] = []
+    capturing = ""
+    for message in messages:
+        content = message["content"]
+        if message["msg_type"] == "comm_msg":
+            capturing = content["data"]["state"].get("msg_id", capturing)
+        elif message["msg_type"] in ("stream", "clear_output"):
+            assert capturing == request
+            captured.append(content.get("text", "cleared"))
+    assert captured == ["cleared", "n is 7\n"]
+
+
+def test_a_slider_moved_while_a_cell_runs_is_told_when_it_may_go_on(
+    kernel: Kernel, slider: str
+) -> None:
+    """A page sends no further change before the idle of the last one."""
+    running = kernel.send("import time\nfor _ in range(10): time.sleep(0.1)\nprint('end')")
+    kernel.until(running, "execute_input")
+    messages = until_idle(kernel, set_state(kernel, slider, value=8))
+    ends = [m["content"]["text"] for m in messages if m["msg_type"] == "stream"]
+    assert ends == ["end\n", "n is 8\n"]
+    assert kernel.reply(running)["content"]["status"] == "ok"
+
+
+def test_a_cell_that_awaits_and_a_slider_keep_their_outputs_apart(
+    kernel: Kernel, slider: str
+) -> None:
+    """The handler runs in the middle of the cell, whose messages stay its own."""
+    running = kernel.send(
+        "import asyncio\nprint('before')\nwhile f.widget.children[0].value != 9:\n"
+        "    await asyncio.sleep(0.01)\nprint('after')"
+    )
+    kernel.until(running, "stream")
+    moved = set_state(kernel, slider, value=9)
+    messages = until_idle(kernel, running)
+    texts = {
+        (m["parent_header"]["msg_id"], m["content"]["text"])
+        for m in messages
+        if m["msg_type"] == "stream"
+    }
+    assert texts == {(moved, "n is 9\n"), (running, "after\n")}
+
+
+def test_a_handler_that_never_returns_can_be_interrupted(kernel: Kernel) -> None:
+    """As a cell can; the namespace stays."""
+    kernel.run(
+        "from comm import create_comm\nc = create_comm(comm_id='stuck')\n"
+        "def stuck(message):\n    print('stuck')\n    while True: pass\nc.on_msg(stuck)\nkept = 5"
+    )
+    request = send_comm(kernel, "stuck", {})
+    kernel.until(request, "stream")
+    kernel.interrupt()
+    until_idle(kernel, request)
+    assert kernel.run("kept").result == "5"
+
+
+def test_comms_of_a_kernel_that_was_restarted_are_no_news(kernel: Kernel) -> None:
+    """A page sends them when it opens a notebook with widgets; no cell shows anything of it."""
+    opened = send_comm(
+        kernel, "new", {}, kind="comm_open", target_name="nobody.knows", target_module=None
+    )
+    closed = [m["content"] for m in until_idle(kernel, opened) if m["msg_type"] == "comm_close"]
+    assert [content["comm_id"] for content in closed] == ["new"]
+    messages = until_idle(kernel, send_comm(kernel, "gone", {}))
+    assert {m["msg_type"] for m in messages} == {"status"}
