@@ -155,6 +155,13 @@ async def _next(stream: RootStream, signal: StopSignal, log: StreamLog) -> str |
 
 async def _delta(stream: RootStream) -> str | None:
     try:
-        return await anext(stream)
+        return _unicode(await anext(stream))
     except StopAsyncIteration:
         return None
+
+
+def _unicode(text: str) -> str:
+    """*text* without lone surrogates, which JSON may hold and no front end and no file can."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from rlm_kernel.cells import CellResult, Display, ErrorOutput, Output
+from rlm_kernel.cells import CellResult, Display, ErrorOutput, Output, Stream
 from rlm_kernel.driver.handover import Claim, Verdict
 from rlm_kernel.driver.hub import Hub
 from rlm_kernel.driver.inline import InlineView
@@ -87,6 +87,7 @@ class NotebookSession(Session):
         self._human: HumanExecutor | None = None
         self._history: Sequence[Message] = ()
         self._publish: Publish = _unseen
+        self._live = True
         self._released = asyncio.Event()
         self.log.subscribe(self._on_event)
 
@@ -192,7 +193,17 @@ class NotebookSession(Session):
             self._publish = publish
             self._released.clear()
             await self._released.wait()
+            if self._waits() and not self._live:
+                self._show_proposal(publish)
         return self._ended(executed, publish) if self._task.done() else executed
+
+    def _show_proposal(self, publish: Publish) -> None:
+        """Where displays are not updated, the proposal that waits is not to be seen otherwise."""
+        proposal = None if self.run is None else self.run.proposal
+        if proposal is not None:
+            said = f"{proposal.prose}\n\n" if proposal.prose else ""
+            text = f"turn {proposal.turn} waits for your decision:\n\n{said}{proposal.source}\n"
+            publish(Stream("stdout", text))
 
     def _waits(self) -> bool:
         return self.run is not None and self.run.proposal is not None
@@ -245,8 +256,10 @@ class NotebookSession(Session):
         if human is None:
             self.hub.attach(run, run.started, self._record_name(), cell_id)
         if not self.hub.has_driver or human is not None:
-            view = InlineView(self._display, request.query)
+            # A console sends no cell ids, and prints an update as a new output.
+            view = InlineView(self._display, request.query, live=bool(cell_id))
             self.log.subscribe(view.on_event)
+            self._live = bool(cell_id)
         self._task = asyncio.get_running_loop().create_task(self.finish(run))
 
     def _record_name(self) -> str:

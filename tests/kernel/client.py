@@ -70,9 +70,21 @@ class Kernel:
     def pid(self) -> int:
         return int(self.manager.provisioner.pid)
 
-    def send(self, code: str, **kwargs: Any) -> str:
-        """Send an execute request; returns its id."""
-        return str(self.client.execute(code, **kwargs))
+    def send(self, code: str, cell_id: str = "", **kwargs: Any) -> str:
+        """Send an execute request, with *cell_id* as JupyterLab does it; returns its id."""
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": True,
+            **kwargs,
+        }
+        metadata = {"cellId": cell_id} if cell_id else {}
+        message = self.client.session.msg("execute_request", content, metadata=metadata)
+        self.client.shell_channel.send(message)
+        return str(message["header"]["msg_id"])
 
     def collect(self, request: str, timeout: float = TIMEOUT_S) -> Cell:
         """Wait until *request* is done. Messages of other requests are dropped."""

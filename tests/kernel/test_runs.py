@@ -29,7 +29,8 @@ def models(*replies: Step | str) -> Iterator[str]:
 def shown(cell: Cell) -> str:
     """The text of all displays of a cell, as a console would print them."""
     contents = cell.of("display_data") + cell.of("update_display_data")
-    return "\n".join(str(content["data"].get("text/plain", "")) for content in contents)
+    displays = "\n".join(str(content["data"].get("text/plain", "")) for content in contents)
+    return displays + cell.text()
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ def test_stepping_waits_for_a_person_at_each_proposal(loaded: Kernel, tmp_path: 
 
 def test_an_interrupt_pauses_the_run_and_gives_the_notebook_back(loaded: Kernel) -> None:
     with models("import time\nprint('asleep')\ntime.sleep(600)", "Final = 'woke'") as options:
-        request = loaded.send(f"%%rlm {options}\nq")
+        request = loaded.send(f"%%rlm {options}\nq", cell_id="start")
         loaded.until_text(request, "time.sleep")
         loaded.interrupt()
         assert loaded.collect(request).status == "ok"
