@@ -24,6 +24,7 @@ __all__ = [
     "PREVIEW",
     "FilePrompt",
     "Prompt",
+    "PromptKind",
     "check_prompt",
     "describe",
     "encoded",
@@ -31,6 +32,7 @@ __all__ = [
     "read_text",
 ]
 
+PromptKind = Literal["str", "list", "dict"]
 Prompt = str | list[str] | dict[str, str]
 
 PREVIEW = 1000
@@ -87,7 +89,7 @@ def _check_items(items: Iterable[object], what: str) -> None:
             raise PromptError(f"{what} is of type {type(item).__name__}; in a prompt all are str")
 
 
-def kind_of(prompt: Prompt) -> Literal["str", "list", "dict"]:
+def kind_of(prompt: Prompt) -> PromptKind:
     """Which of the three a prompt is."""
     if isinstance(prompt, str):
         return "str"

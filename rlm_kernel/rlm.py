@@ -15,7 +15,8 @@ from rlm_kernel.engine.budget import Budget, Usage
 from rlm_kernel.engine.decisions import Policy
 from rlm_kernel.engine.events import RunEnded, Stored
 from rlm_kernel.engine.roots import Root
-from rlm_kernel.errors import NoAnswer, PromptError, RLMError, UsageError
+from rlm_kernel.errors import NoAnswer, RLMError, UsageError
+from rlm_kernel.prompts import check_prompt
 from rlm_kernel.record import Record
 from rlm_kernel.repl import Repl
 from rlm_kernel.session.eventlog import EventLog
@@ -199,8 +200,8 @@ class RLM:
         loaded: PromptInfo = await session.repl.load_prompt(prompt, source="program")
         session.prompt_set(loaded)
         run_id = new_id()
-        ended = await session.run_to_end(
-            request, root=self._root, policy=self._policy, run_id=run_id
+        ended = await session.finish(
+            await session.prepare(request, root=self._root, policy=self._policy, run_id=run_id)
         )
         run = CompletedRun(run_id, Path(session.log.path), ended)
         if ended.state == "answered":
@@ -219,12 +220,12 @@ def _plain_prompt(prompt: Prompt) -> tuple[str | list[str] | dict[str, str], str
     if isinstance(prompt, str):
         return prompt, DEFAULT_QUERY
     if isinstance(prompt, Mapping):
-        return _checked(dict(prompt), prompt.values()), DEFAULT_QUERY
+        return check_prompt(dict(prompt)), DEFAULT_QUERY
     items = list(prompt)
     messages = [item for item in items if isinstance(item, Mapping)]
     if items and len(messages) == len(items):
         return [_message_text(message) for message in messages], CHAT_QUERY
-    return _checked(items, items), DEFAULT_QUERY
+    return check_prompt(items), DEFAULT_QUERY
 
 
 def _message_text(message: Mapping[str, Any]) -> str:
@@ -232,12 +233,6 @@ def _message_text(message: Mapping[str, Any]) -> str:
     if isinstance(content, list):  # parts of a message, as chat APIs take them
         content = "\n".join(str(part.get("text", "")) for part in content)
     return f"{message.get('role', 'user')}: {content}"
-
-
-def _checked(prompt: Any, items: Any) -> Any:
-    if all(isinstance(item, str) for item in items):
-        return prompt
-    raise PromptError("P can be a str, or a list or dict of str; convert the other items first")
 
 
 def _run_anywhere(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -90,11 +90,12 @@ def _interrupts(host: Host) -> Iterator[None]:
 
 def exit_code(outcome: Outcome) -> int:
     """What the command ends with."""
-    if outcome.interrupted:
+    final = outcome.final
+    if outcome.interrupted and (final is None or final.state != "answered"):
         return 130
-    if outcome.final is None or outcome.unsaved:
+    if final is None or outcome.unsaved:
         return 1
-    return _EXIT_CODES[outcome.final.state]
+    return _EXIT_CODES[final.state]
 
 
 def _finish(outcome: Outcome, *, as_json: bool) -> int:

@@ -156,7 +156,8 @@ class Host:
         self._executions: dict[str, _Execution] = {}
         self._expected_seq: int | None = None
         self._todo: asyncio.Queue[RunCell | Final] = asyncio.Queue()
-        self._heard = asyncio.Event()
+        self._opened = asyncio.Event()
+        self._begun = asyncio.Event()
         self._run_id = ""
         self._interrupts = 0
         self._given_up = asyncio.Event()
@@ -246,20 +247,24 @@ class Host:
 
     async def _work(self) -> Final:
         self._open_comm()
+        await self._await(self._opened, "did not answer on the comm rlm.driver")
         for cell_id, kind, source in self.request.opening_cells():
             self.document.add(kind, source, cell_id)
             if kind == "code":
                 await self._execute_opening(cell_id)
         self._save()
+        await self._await(self._begun, "said nothing of the run")
+        return await self._follow()
+
+    async def _await(self, event: asyncio.Event, otherwise: str) -> None:
         try:
             async with asyncio.timeout(self._start_timeout):
-                await self._heard.wait()
+                await event.wait()
         except TimeoutError:
             raise RLMError(
-                f"the kernel said nothing of the run within {self._start_timeout:g} seconds; "
-                "look at the outputs in the notebook"
+                f"the kernel {otherwise} within {self._start_timeout:g} seconds; "
+                "use the kernel and the host of one version, or try when the machine is less busy"
             ) from None
-        return await self._follow()
 
     async def _execute_opening(self, cell_id: str) -> None:
         execution = await self._execute(cell_id)
@@ -394,6 +399,7 @@ class Host:
                 f"the kernel sent an update that this host does not understand ({error}); "
                 "use the kernel and the host of one version"
             ) from error
+        self._opened.set()
         if self._in_order(update):
             for op in update.ops:
                 self._apply(op)
@@ -455,7 +461,7 @@ class Host:
         if not self._run_id and run_id:
             self._run_id = run_id
             self.document.note(runs=[run_id], query=self.request.query)
-            self._heard.set()
+            self._begun.set()
 
 
 async def _end(*tasks: asyncio.Task[Any]) -> None:

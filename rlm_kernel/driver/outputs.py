@@ -39,8 +39,7 @@ class StreamText:
                 self._line += text
             self._cursor = len(self._line)
             return
-        # "\r\n" is an ordinary line end of a subprocess and overwrites nothing.
-        for part in _CONTROL.split(text.replace("\r\n", "\n")):
+        for part in _CONTROL.split(text):
             self._write_part(part)
 
     def _write_part(self, part: str) -> None:

@@ -19,6 +19,7 @@ import msgspec
 
 from rlm_kernel.cells import Output, PromptInfo, Variable
 from rlm_kernel.errors import PromptError, UsageError, WorkerDied
+from rlm_kernel.prompts import Prompt, PromptKind, check_prompt, encoded, kind_of
 from rlm_kernel.repl.callbacks import guarded
 from rlm_kernel.repl.cell import Cell, Executed
 from rlm_kernel.repl.environ import scrub
@@ -47,13 +48,7 @@ from rlm_kernel.repl.messages import (
 )
 from rlm_kernel.repl.output import MAX_OUTPUT, plain
 from rlm_kernel.repl.processes import protect as make_undumpable
-from rlm_kernel.repl.prompt_file import (
-    Prompt,
-    PromptKind,
-    encode_prompt,
-    prompt_kind,
-    write_memfd,
-)
+from rlm_kernel.repl.prompt_file import write_memfd
 from rlm_kernel.repl.tree import WORKER_ARGV, Tree
 
 __all__ = ["Repl"]
@@ -343,8 +338,10 @@ class Repl:
         WorkerDied
             The worker ended meanwhile.
         """
-        kind = prompt_kind(prompt)
-        return await self.load_prompt_chunks(encode_prompt(prompt), kind=kind, source=source)
+        chunks = encoded(check_prompt(prompt))
+        if not prompt:
+            raise PromptError("the prompt is empty; give one with text")
+        return await self.load_prompt_chunks(chunks, kind=kind_of(prompt), source=source)
 
     async def load_prompt_chunks(
         self, chunks: Iterable[bytes], *, kind: PromptKind, source: str = ""

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from rlm_kernel.cells import PromptInfo
 from rlm_kernel.engine.decisions import Decision
+from rlm_kernel.engine.run import Run
 from rlm_kernel.errors import UsageError
 
-if TYPE_CHECKING:
-    from rlm_kernel.session.notebook import NotebookSession
-
-__all__ = ["answer_command"]
+__all__ = ["Steered", "answer_command"]
 
 
-def answer_command(session: NotebookSession, command: str, args: Sequence[str]) -> str:
+class Steered(Protocol):
+    """What the commands act on."""
+
+    run: Run | None
+    prompt: PromptInfo | None
+
+    def budget(self) -> dict[str, float | int | None]:
+        """What is used, set aside and left."""
+
+    def decide(self, decision: Decision) -> Run:
+        """Decide about the proposal that waits. Raises `UsageError` where none does."""
+
+
+def answer_command(session: Steered, command: str, args: Sequence[str]) -> str:
     """Carry *command* out. Raises `UsageError` for an unknown one, or one that cannot be now."""
     action = _COMMANDS.get(command)
     if action is None:
@@ -25,7 +37,7 @@ def answer_command(session: NotebookSession, command: str, args: Sequence[str]) 
     return action(session, args)
 
 
-def _status(session: NotebookSession, args: Sequence[str]) -> str:
+def _status(session: Steered, args: Sequence[str]) -> str:
     run = session.run
     if run is None:
         prompt = session.prompt
@@ -35,22 +47,22 @@ def _status(session: NotebookSession, args: Sequence[str]) -> str:
     return f"run {run.run_id} · turn {run.turn} · {run.state}{waits}"
 
 
-def _pause(session: NotebookSession, args: Sequence[str]) -> str:
+def _pause(session: Steered, args: Sequence[str]) -> str:
     _run(session).pause()
     return "the run pauses before its next cell; %rlm resume lets it go on"
 
 
-def _resume(session: NotebookSession, args: Sequence[str]) -> str:
+def _resume(session: Steered, args: Sequence[str]) -> str:
     _run(session).resume()
     return "the run goes on"
 
 
-def _stop(session: NotebookSession, args: Sequence[str]) -> str:
+def _stop(session: Steered, args: Sequence[str]) -> str:
     _run(session).stop(" ".join(args) or "stopped by a person")
     return "the run stops"
 
 
-def _budget(session: NotebookSession, args: Sequence[str]) -> str:
+def _budget(session: Steered, args: Sequence[str]) -> str:
     lines = [
         f"{name.replace('_', ' '):18} {'no limit' if value is None else f'{value:,}'}"
         for name, value in session.budget().items()
@@ -58,22 +70,22 @@ def _budget(session: NotebookSession, args: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _accept(session: NotebookSession, args: Sequence[str]) -> str:
+def _accept(session: Steered, args: Sequence[str]) -> str:
     run = session.decide(Decision(action="run", by="person"))
     return f"turn {run.turn} runs"
 
 
-def _skip(session: NotebookSession, args: Sequence[str]) -> str:
+def _skip(session: Steered, args: Sequence[str]) -> str:
     run = session.decide(Decision(action="skip", by="person", note=" ".join(args)))
     return f"turn {run.turn} is skipped"
 
 
-def _regenerate(session: NotebookSession, args: Sequence[str]) -> str:
+def _regenerate(session: Steered, args: Sequence[str]) -> str:
     run = session.decide(Decision(action="regenerate", by="person", note=" ".join(args)))
     return f"the root is asked for turn {run.turn} again"
 
 
-def _edit(session: NotebookSession, args: Sequence[str]) -> str:
+def _edit(session: Steered, args: Sequence[str]) -> str:
     source = "\n".join(args)
     if not source.strip():
         raise UsageError("%%rlm edit needs the new source: write it below the line")
@@ -81,13 +93,13 @@ def _edit(session: NotebookSession, args: Sequence[str]) -> str:
     return f"turn {run.turn} runs with your source"
 
 
-def _run(session: NotebookSession):  # type: ignore[no-untyped-def]
+def _run(session: Steered) -> Run:
     if session.run is None:
         raise UsageError("no run is going on; start one with %%rlm")
     return session.run
 
 
-_COMMANDS: dict[str, Callable[[NotebookSession, Sequence[str]], str]] = {
+_COMMANDS: dict[str, Callable[[Steered, Sequence[str]], str]] = {
     "status": _status,
     "pause": _pause,
     "resume": _resume,

@@ -62,8 +62,8 @@ class FrontEnd(Protocol):
         """Pass on a widget's message."""
 
 
-class Nobody:
-    """The front end of a REPL that nobody looks at."""
+class NoFrontEnd:
+    """Stands where nobody looks at the REPL."""
 
     def output(self, cell: int, output: Output) -> None:
         """Dropped: there is no cell to show it in."""
@@ -118,7 +118,7 @@ class Session:
         self.log = log
         self.models = models
         self.scheduler = scheduler
-        self.front_end: FrontEnd = front_end or Nobody()
+        self.front_end: FrontEnd = front_end or NoFrontEnd()
         self.run: Run | None = None
         self.prompt: PromptInfo | None = None
         self.settings = Settings()
@@ -133,30 +133,6 @@ class Session:
 
     # --- runs -----------------------------------------------------------------------------
 
-    async def run_to_end(
-        self,
-        request: Request,
-        *,
-        root: Root | None = None,
-        executor: Executor | None = None,
-        policy: Policy | None = None,
-        ledger: Ledger | None = None,
-        run_id: str = "",
-    ) -> RunEnded:
-        """Work on *request* until it is answered, stopped or failed.
-
-        Raises
-        ------
-        UsageError
-            Where the run cannot start: no prompt, no root, an unknown spec or dialect.
-        RecordError
-            Where the record cannot be written.
-        """
-        run = await self.prepare(
-            request, root=root, executor=executor, policy=policy, ledger=ledger, run_id=run_id
-        )
-        return await self.finish(run)
-
     async def prepare(
         self,
         request: Request,
@@ -167,7 +143,15 @@ class Session:
         ledger: Ledger | None = None,
         run_id: str = "",
     ) -> Run:
-        """Everything before the first turn; see `run_to_end` for what it raises."""
+        """A run for *request*, with everything done that comes before its first turn.
+
+        Raises
+        ------
+        UsageError
+            It cannot start: no prompt, no root, an unknown spec or dialect.
+        RecordError
+            The record cannot be written.
+        """
         if self.run is not None:
             raise UsageError("a run is already going on in this REPL; %rlm stop ends it")
         settings = request.settings
@@ -391,7 +375,8 @@ class Session:
         ledger = parent.child(parent.budget)
         try:
             await repl.load_prompt(prompt, source=f"sub-call {request.parent_call_id}")
-            ended = await child.run_to_end(request, ledger=ledger, run_id=run_id)
+            run = await child.prepare(request, ledger=ledger, run_id=run_id)
+            ended = await child.finish(run)
         except RLMError as error:
             return ChildOutcome(run_id=run_id, error=SubcallError(f"the child run failed: {error}"))
         finally:

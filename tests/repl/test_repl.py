@@ -144,8 +144,8 @@ async def test_prompt_of_any_kind_comes_back_as_it_went_down(repl: Repl) -> None
         ([], "empty"),
         (5, "not int"),
         (b"bytes", "not bytes"),
-        (["a", 1], "holds int"),
-        ({"a": None}, "holds NoneType"),
+        (["a", 1], "of type int"),
+        ({"a": None}, "of type NoneType"),
     ],
 )
 async def test_what_is_no_prompt_is_refused(repl: Repl, prompt: object, message: str) -> None:
