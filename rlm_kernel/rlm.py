@@ -140,11 +140,16 @@ class RLM:
         self._check()
 
     def _check(self) -> None:
-        models = Models(self._environ, sub=self._sub)
+        models = self._models()
         if self._root is None:
             models.check_root(self._settings.root)
         if self._settings.sub:
             models.sub_spec(self._settings)
+
+    def _models(self) -> Models:
+        models = Models(self._environ, sub=self._sub)
+        models.trust(f"{self._settings.root} {self._settings.sub}")
+        return models
 
     def completion(
         self, prompt: Prompt, query: str | None = None, *, root_prompt: str | None = None
@@ -185,7 +190,7 @@ class RLM:
         session = Session(
             repl,
             log=log,
-            models=Models(self._environ, sub=self._sub),
+            models=self._models(),
             scheduler=Scheduler(emit=log.emit),
         )
         try:

@@ -21,7 +21,7 @@ from rlm_kernel.app import haystack
 from rlm_kernel.app.run import drive, exit_code, prompt_label
 from rlm_kernel.app.terminal import open_view, wants_plain
 from rlm_kernel.driver.document import check_writable
-from rlm_kernel.driver.host import Outcome, RunRequest
+from rlm_kernel.driver.request import Outcome, RunRequest
 from rlm_kernel.errors import RLMError, UsageError
 
 __all__ = ["QUERY", "demo", "playbook_path"]

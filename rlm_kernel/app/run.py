@@ -16,7 +16,8 @@ import msgspec
 from rlm_kernel.app.terminal import View, open_view
 from rlm_kernel.config import EndpointSpec, api_key_for, parse_root_spec, parse_sub_spec
 from rlm_kernel.driver.document import Document, check_writable
-from rlm_kernel.driver.host import Host, Outcome, RunRequest
+from rlm_kernel.driver.host import Host
+from rlm_kernel.driver.request import Outcome, RunRequest
 from rlm_kernel.engine.budget import Usage
 from rlm_kernel.errors import PromptError, RLMError, UsageError
 

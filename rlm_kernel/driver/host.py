@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shlex
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -46,65 +45,18 @@ from rlm_kernel.driver.protocol import (
     Update,
     source_sha,
 )
+from rlm_kernel.driver.request import Listener, Outcome, RunRequest, Silent
 from rlm_kernel.errors import RecordError, RLMError, UsageError
 
-__all__ = ["Host", "Listener", "Outcome", "RunRequest", "Silent"]
+__all__ = ["Host"]
+
+_STOP_GRACE_S = 3.0
+"""Seconds that a cell has to end by itself once its run is over."""
+
+_INTERRUPTS = 3
 
 _IDLE_GRACE_S = 10.0
 """How long an execute reply may be ahead of the end of its output."""
-
-
-class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be run."""
-
-    prompt: str
-    """A file, a folder or a glob pattern, as ``%prompt`` takes it."""
-
-    query: str
-    options: dict[str, str]
-    """Options of ``%%rlm`` by long name without dashes, such as ``max-turns``."""
-
-    def opening_cells(self) -> list[tuple[str, str, str]]:
-        """Id, kind and source of the cells that start the run."""
-        options = "".join(f" --{name} {shlex.quote(value)}" for name, value in self.options.items())
-        return [
-            ("query", "markdown", _quoted(self.query)),
-            ("prompt", "code", f"%prompt {shlex.quote(self.prompt)}"),
-            ("start", "code", f"%%rlm{options}\n{self.query}"),
-        ]
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How the run ended."""
-
-    final: Final | None
-    """``None`` where a person ended it before it could end itself."""
-
-    interrupted: bool
-    seconds: float
-    notebook: Path | None
-    unsaved: str = ""
-    """Why the notebook could not be saved; empty where it was."""
-
-
-class Listener(Protocol):
-    """What is told of a run as it goes: a view of it."""
-
-    def operation(self, op: Operation) -> None:
-        """The kernel said this."""
-
-    def note(self, text: str) -> None:
-        """The host has something to say, in one line."""
-
-
-class Silent:
-    """A listener that shows nothing."""
-
-    def operation(self, op: Operation) -> None:
-        """Nothing is shown."""
-
-    def note(self, text: str) -> None:
-        """Nothing is shown."""
 
 
 class _Execution:
@@ -160,6 +112,10 @@ class Host:
         self._begun = asyncio.Event()
         self._run_id = ""
         self._interrupts = 0
+        self._over = asyncio.Event()
+        """The run has ended or is about to: none of its cells has to run any longer."""
+
+        self._ended = False
         self._given_up = asyncio.Event()
         self._started = time.monotonic()
         self._unsaved = ""
@@ -171,6 +127,7 @@ class Host:
         self._interrupts += 1
         if self._interrupts == 1 and self._run_id:
             self._send(Stop())
+            self._over.set()
             self.listener.note("stopping the run; press Ctrl-C again to end it at once")
         else:
             self._given_up.set()
@@ -291,12 +248,37 @@ class Host:
             return
         self._send(Accepted(cell_id=op.cell_id, source=source, sha=op.sha))
         started = time.monotonic()
-        execution = await self._execute(op.cell_id)
+        executing = asyncio.create_task(self._execute(op.cell_id))
+        try:
+            ended = await self._until_over(executing)
+        finally:
+            await _end(executing)
         self.document.describe_execution(
             op.cell_id,
-            ok=execution.reply.result().get("status") == "ok",
+            ok=ended and executing.result().reply.result().get("status") == "ok",
             seconds=time.monotonic() - started,
         )
+
+    async def _until_over(self, executing: asyncio.Task[_Execution]) -> bool:
+        """Wait for the end of a cell. False where the run ended and its cell would not.
+
+        The kernel interrupts the cell of a run that is stopped. Where the stop overtook the
+        execute request there was nothing to interrupt yet, so it is done from here as well.
+        """
+        over = asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait({executing, over}, return_when=asyncio.FIRST_COMPLETED)
+            for _ in range(_INTERRUPTS):
+                await asyncio.wait({executing}, timeout=_STOP_GRACE_S)
+                if executing.done():
+                    return True
+                assert self._kernel is not None
+                await self._kernel.interrupt()
+            while not (executing.done() or self._ended):
+                await asyncio.wait({executing}, timeout=_STOP_GRACE_S)
+            return executing.done()
+        finally:
+            await _end(over)
 
     def _note_final(self, op: Final) -> None:
         record, notebook = Path(op.record), self.document.path
@@ -454,6 +436,8 @@ class Host:
     def _on_final(self, op: Final) -> None:
         self._begin(op.run_id)
         if op.run_id == self._run_id:
+            self._ended = True
+            self._over.set()
             self._todo.put_nowait(op)
 
     def _begin(self, run_id: str) -> None:
@@ -475,8 +459,3 @@ def _one_line(error: dict[str, Any]) -> str:
     """An error output as one line."""
     text = " ".join(str(error.get("evalue", "")).split())
     return text or str(error.get("ename", "the cell failed without saying why"))
-
-
-def _quoted(query: str) -> str:
-    """The query as a block quote of Markdown, so that nothing in it is taken as a heading."""
-    return "\n".join(f"> {line}" for line in query.splitlines())

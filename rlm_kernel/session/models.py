@@ -1,8 +1,16 @@
-"""Turns specs into roots and endpoints, each endpoint once per process."""
+"""Turns specs into roots and endpoints, each endpoint once per process.
+
+Keys stay with whom a person trusts. Code in the worker can ask for any
+endpoint, in a sub-call or by pretending that somebody typed ``%%rlm``; so a
+server is asked, and given a key, only where the environment names it, or a
+program, or the text of a cell as the front end sent it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +28,8 @@ _EMBEDDED_REPLY = 400
 """Tokens: a model this small rarely comes to an end by itself."""
 
 _CONTEXT_PATIENCE_S = 5.0
+
+_SPEC = re.compile(r"openai:[^\s'\"]+")
 
 _SPEC_KINDS = ("openai:", "embedded")
 
@@ -44,6 +54,23 @@ class Models:
         self._environ = environ
         self._given = sub
         self._endpoints: dict[str, Endpoint] = {}
+        self._trusted = {parse_sub_spec("openai:any", environ).base_url}
+        for variable in ("RLM_ROOT", "RLM_SUB"):
+            self.trust(environ.get(variable, ""))
+
+    def trust(self, text: str) -> None:
+        """Servers whose specs stand in *text* may be asked: a person wrote it, or a program."""
+        for found in _SPEC.findall(text):
+            with contextlib.suppress(UsageError):  # told where the spec is used
+                self._trusted.add(parse_sub_spec(found, self._environ).base_url)
+
+    def _key(self, spec: EndpointSpec) -> str:
+        if spec.base_url not in self._trusted:
+            raise UsageError(
+                f"{spec.base_url} was named by code alone, so it is not asked: write the whole "
+                "spec in a cell of yours, or set RLM_ROOT or RLM_SUB"
+            )
+        return api_key_for(spec, self._environ)
 
     async def root(self, spec: str, query: str) -> Root:
         """A new root for one run. Raises `UsageError` for a spec that names none."""
@@ -71,7 +98,7 @@ class Models:
             )
             root.name = str(spec)
             return root
-        key = api_key_for(spec, self._environ)
+        key = self._key(spec)
         return ChatRoot(spec.model, base_url=spec.base_url, api_key=key)
 
     def check_root(self, spec: str) -> None:
@@ -80,7 +107,7 @@ class Models:
             raise UsageError("no root is chosen: give --root openai:MODEL@URL, or set RLM_ROOT")
         parsed = parse_root_spec(spec, self._environ)
         if parsed.kind == "openai":
-            api_key_for(parsed, self._environ)
+            self._key(parsed)
         if parsed.kind == "playbook" and not Path(parsed.path).is_file():
             raise UsageError(f"there is no playbook {parsed.path!r}: give the path of a file")
 
@@ -150,7 +177,7 @@ class Models:
             return EmbeddedEndpoint()
         from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
 
-        return OpenAIEndpoint(spec, api_key_for(spec, self._environ))
+        return OpenAIEndpoint(spec, self._key(spec))
 
     async def close(self) -> None:
         """Drop all connections."""

@@ -109,6 +109,8 @@ class NotebookSession(Session):
         """Run a cell of the front end's: a person's, or one that the root proposed."""
         claim = None if silent else self.hub.claim(cell_id, code)
         verdict = "none" if claim is None else await claim.verdict()
+        if claim is None:
+            self.models.trust(code)
         if claim is not None and verdict != "none":
             return await self._execute_claim(claim, verdict, header, on_start, publish)
         if self._human is not None and not silent and not _is_command(code):
