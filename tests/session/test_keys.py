@@ -22,9 +22,11 @@ def test_code_of_the_root_cannot_send_prompts_or_the_key_elsewhere(
     elsewhere = serve(reply=lambda prompt: "got it")
     root = serve(
         [
-            "```repl\ntry:\n"
-            f"    r = sub_RLM(['x'], model='openai:scripted@{elsewhere.base_url}')\n"
-            "except Exception as error:\n    Final = str(error)\n```",
+            (
+                "```repl\ntry:\n"
+                f"    r = sub_RLM(['x'], model='openai:scripted@{elsewhere.base_url}')\n"
+                "except Exception as error:\n    Final = str(error)\n```"
+            ),
         ]
     )
     rlm = RLM(
