@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 import time
@@ -60,6 +61,8 @@ def write_prompt(path: Path, size: int) -> None:
         written = 0
         while written < size:
             written += file.write(block[: size - written])
+        file.flush()
+        os.fsync(file.fileno())  # or the disk still writes while we measure reading
 
 
 def bench_load(size: int, reach_s: float | None) -> None:
@@ -67,11 +70,13 @@ def bench_load(size: int, reach_s: float | None) -> None:
         path = Path(folder) / "prompt.txt"
         write_prompt(path, size)
         with RunningKernel("rlm") as kernel:
-            with PeakMemory(kernel.pid) as memory:
-                begin = time.perf_counter()
-                kernel.execute(f"%prompt {path}")
-                seconds = time.perf_counter() - begin
+            begin = time.perf_counter()
+            kernel.execute(f"%prompt {path}")
+            seconds = time.perf_counter() - begin
             assert kernel.value("len(P)") == str(size)
+        # Again for the memory: whoever looks into a process's pages holds it up.
+        with RunningKernel("rlm") as kernel, PeakMemory(kernel.pid) as memory:
+            kernel.execute(f"%prompt {path}")
         name = f"load P of {size // MB:,} MB"
         report(name, "s", seconds, reach=reach_s)
         ratio = (memory.peak - memory.base) / size
