@@ -84,7 +84,9 @@ class Host:
     environ
         Added to the environment of the kernel.
     start_timeout
-        Seconds that the kernel has to answer, and then the run to begin.
+        Seconds that the kernel has to start.
+    answer_timeout
+        Seconds that it then has to answer on the comm, and that a run has to begin.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Host:
         kernel_argv: Sequence[str] | None = None,
         environ: Mapping[str, str] | None = None,
         start_timeout: float = 60.0,
+        answer_timeout: float = 60.0,
     ) -> None:
         self.request = request
         self.document = document
@@ -103,6 +106,7 @@ class Host:
         self._argv = kernel_argv
         self._environ = dict(environ or {})
         self._start_timeout = start_timeout
+        self._answer_timeout = answer_timeout
         self._kernel: KernelProcess | None = None
         self._comm_id = uuid.uuid4().hex
         self._executions: dict[str, _Execution] = {}
@@ -215,11 +219,11 @@ class Host:
 
     async def _await(self, event: asyncio.Event, otherwise: str) -> None:
         try:
-            async with asyncio.timeout(self._start_timeout):
+            async with asyncio.timeout(self._answer_timeout):
                 await event.wait()
         except TimeoutError:
             raise RLMError(
-                f"the kernel {otherwise} within {self._start_timeout:g} seconds; "
+                f"the kernel {otherwise} within {self._answer_timeout:g} seconds; "
                 "use the kernel and the host of one version, or try when the machine is less busy"
             ) from None
 
