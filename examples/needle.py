@@ -83,6 +83,7 @@ print("three of them:", *map(repr, map(str, replies[:3])), sep="\n  ")
 # also where there is nothing to say. But it can copy. So a reply counts only if its sentence
 # stands word for word in the window, names the subject, and holds a number.
 
+
 # %%
 def words(text):
     """The words of a text, with a space around each: so `12` is not found in `123`."""

@@ -144,7 +144,7 @@ def test_plain_lines_tell_each_change_once_without_escapes() -> None:
         "turn 1 executing (1,000 tokens)",
         "turn 2 proposing (2,000 tokens)",
         "turn 2 executing (2,000 tokens)",
-        "failed: no such model (2,000 tokens)",
+        "failed: no such model",
     ]
     assert "\x1b" not in stream.getvalue()
 
