@@ -10,10 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
+import msgspec
+
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.errors import SubcallError
 from rlm_kernel.repl import messages
 from rlm_kernel.repl.worker.link import FrameTooLarge, Interrupted, LinkLost, Reply
+from rlm_kernel.repl.worker.plain import encode_hook, plain
 from rlm_kernel.repl.worker.requests import Requests, raise_failure
 
 __all__ = ["SubRLM", "make_aliases"]
@@ -113,11 +116,11 @@ class SubRLM:
         depth: Kind = "llm",
         query: str | None = None,
     ) -> Any:
-        params = SubcallParams(
+        params = _params(
             model=model,
             temperature=temperature,
             max_tokens=max_tokens,
-            stop=_stops(stop),
+            stop=stop,
             seed=seed,
             system=system,
             timeout=timeout,
@@ -131,8 +134,7 @@ class SubRLM:
 
     async def aio(self, prompt: str | Sequence[str], *, depth: Kind = "llm", **options: Any) -> Any:
         """As calling it, in a coroutine: other tasks go on meanwhile. Cancelling cancels."""
-        options["stop"] = _stops(options.get("stop"))
-        params = SubcallParams(**options)
+        params = _params(**options)
         prompts = _checked(prompt, depth)
         outcomes: list[Outcome] = []
         for part in _parts(prompts):
@@ -196,7 +198,7 @@ def _checked(prompt: object, depth: object) -> list[str]:
     if depth not in ("llm", "rlm"):
         raise ValueError(f"depth must be 'llm' or 'rlm', not {depth!r}")
     if isinstance(prompt, str):
-        return [prompt]
+        return [_exact(prompt)]
     if isinstance(prompt, dict) or not isinstance(prompt, Sequence):
         raise TypeError(
             f"a prompt must be a str or a list of str, not {type(prompt).__name__}; "
@@ -207,13 +209,34 @@ def _checked(prompt: object, depth: object) -> list[str]:
             raise TypeError(
                 f"prompt {place} of the list is of type {type(item).__name__}; all must be str"
             )
-    return list(prompt)
+    return [_exact(item) for item in prompt]
+
+
+def _exact(text: str) -> str:
+    """*text* as a str proper: parsers of HTML and others give subclasses, which nothing encodes."""
+    return text if type(text) is str else str.__str__(text)
 
 
 def _listed(prompts: Sequence[str]) -> list[str]:
     if isinstance(prompts, str):
         raise TypeError("a batch is a list of prompts, not one str; put it into [ ]")
     return list(prompts)
+
+
+def _params(**options: Any) -> SubcallParams:
+    """Options of the call, checked: the link ends a worker that sends another type."""
+    options["stop"] = _stops(options.get("stop"))
+    given = SubcallParams(**options)
+    try:
+        # As the link would send them: a number of numpy's is one, a subclass of str is a str.
+        sent = msgspec.to_builtins(plain(msgspec.structs.asdict(given)), enc_hook=encode_hook)
+        return msgspec.convert(sent, SubcallParams)
+    except NotImplementedError:
+        raise TypeError("an option of a sub-call is neither a str nor a number") from None
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`") or "an option"
+        raise TypeError(f"{name} of a sub-call: {problem[:1].lower()}{problem[1:]}") from None
 
 
 def _stops(stop: str | Sequence[str] | None) -> list[str] | None:
