@@ -115,3 +115,53 @@ def test_comms_of_a_kernel_that_was_restarted_are_no_news(kernel: Kernel) -> Non
     assert [content["comm_id"] for content in closed] == ["new"]
     messages = until_idle(kernel, send_comm(kernel, "gone", {}))
     assert {m["msg_type"] for m in messages} == {"status"}
+
+
+@pytest.mark.parametrize("code", ["%rlm fly", "%prompt nowhere", "%prompt -e", "%nothing_known"])
+def test_a_refused_magic_is_one_line_shown_once(kernel: Kernel, code: str) -> None:
+    """Without a traceback through the kernel's own code, and not on stderr, too."""
+    cell = kernel.run(code)
+    (error,) = cell.of("error")
+    assert error["traceback"] == [f"UsageError: {cell.evalue}"]
+    assert cell.text("stderr") == ""
+
+
+def test_a_prompt_of_a_subclass_of_str_is_sent_as_str(kernel: Kernel) -> None:
+    """Such as a parser of HTML gives. It gets as far as that there is no model."""
+    cell = kernel.run("class Text(str): pass\nsub_RLM([Text('x')]), sub_RLM(Text('x'))")
+    assert "no model" in cell.evalue
+
+
+def test_an_interrupted_cell_shows_no_code_of_the_worker(kernel: Kernel) -> None:
+    """The traceback ends where the user's code was."""
+    for code in ("import time\nprint('up')\ntime.sleep(600)", "print('up')\ninput('?')"):
+        request = kernel.send(code, allow_stdin=True)
+        kernel.until(request, "stream")
+        if "input" in code:
+            kernel.client.get_stdin_msg(timeout=TIMEOUT_S)
+        kernel.interrupt()
+        cell = kernel.collect(request)
+        (error,) = cell.of("error")
+        assert error["ename"] == "KeyboardInterrupt"
+        assert "rlm_kernel" not in "".join(error["traceback"])
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ("temperature='hot'", "temperature"),
+        ("max_tokens=1.5", "max_tokens"),
+        ("stop=[3]", "stop"),
+        ("seed=10**30", "seed"),
+        ("model=object()", "option"),
+    ],
+)
+def test_a_wrong_option_of_a_sub_call_is_an_error_of_its_cell(
+    kernel: Kernel, options: str, name: str
+) -> None:
+    """And costs the worker nothing."""
+    kernel.run("kept = 1")
+    cell = kernel.run(f"sub_RLM('x', {options})")
+    assert cell.ename == "TypeError"
+    assert name in cell.evalue
+    assert kernel.run("kept").result == "1"

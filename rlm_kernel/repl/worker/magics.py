@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import shlex
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
+from rlm_kernel import errors
 from rlm_kernel.cells import PromptInfo
 from rlm_kernel.errors import PromptError
 
@@ -105,6 +108,8 @@ class RLMMagics(Magics):
             return
         head, _, expression = line.strip().partition(" ")
         if head in ("-e", "--expression"):
+            if not expression.strip():
+                raise UsageError("%prompt -e needs a Python expression whose value becomes P")
             self._take(eval(expression, self._namespace), expression.strip())
         elif not head:
             raise UsageError("%prompt needs a file, a folder, a glob, or -e and an expression")
@@ -169,20 +174,25 @@ class RLMMagics(Magics):
             return
         parsed: Namespace = parse_argstring(self.rlm, line)
         if parsed.words:
-            _show(self._worker.requests.run_command(parsed.words[0], [*parsed.words[1:], cell]))
+            self._tell(parsed.words[0], [*parsed.words[1:], cell])
             return
         given = _options(parsed)
         query = cell.strip()
         if not query:
             raise UsageError("%%rlm needs the query in the lines below it")
-        _show(self._worker.requests.start_run(query, given))
+        with _refusals():
+            _show(self._worker.requests.start_run(query, given))
 
     def _command(self, line: str) -> None:
         try:
             words = shlex.split(line) or ["status"]
         except ValueError as error:
             raise UsageError(f"%rlm: {error}") from None
-        _show(self._worker.requests.run_command(words[0], words[1:]))
+        self._tell(words[0], words[1:])
+
+    def _tell(self, command: str, args: list[str]) -> None:
+        with _refusals():
+            _show(self._worker.requests.run_command(command, args))
 
     # --- %sub_RLM -----------------------------------------------------------------------------
 
@@ -228,6 +238,15 @@ class RLMMagics(Magics):
             return reply
         print(reply)
         return None
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What the kernel refuses is shown as one line, as IPython does for its own magics."""
+    try:
+        yield
+    except errors.UsageError as error:
+        raise UsageError(str(error)) from None
 
 
 def _show(text: str) -> None:

@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.displayhook import DisplayHook
@@ -25,6 +25,7 @@ from traitlets import Instance, Type, default
 from traitlets.config import Config
 
 from rlm_kernel.cells import Display, ErrorOutput, Result
+from rlm_kernel.errors import RLMError
 from rlm_kernel.repl.worker.plain import printable
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ __all__ = ["WorkerShell", "make_shell"]
 
 _LONG = 1_000_000
 """Characters of a str that its repr in a result shows."""
+
+_OWN = "rlm_kernel.repl.worker."
+"""Beginning of the names of the worker's own modules."""
 
 _INLINE = "module://matplotlib_inline.backend_inline"
 
@@ -210,9 +214,9 @@ class WorkerShell(InteractiveShell):
             super().showtraceback(exc_tuple, *args, **kwargs)
             return
         if etype is UsageError:
-            self.last_error = ErrorOutput("UsageError", printable(str(value)), [])
-            self.streams.flush()
-            self.show_usage_error(value)
+            # One line, as IPython shows it; but as the error of the cell, which otherwise some
+            # front ends show beside the text on stderr.
+            self._showtraceback(etype, value, [f"UsageError: {value}"])
         elif issubclass(etype, SystemExit):
             self._showtraceback(etype, value, [_exit_note(value)])
         elif self.interrupts.count and etype.__name__ == "CancelledError":
@@ -223,6 +227,8 @@ class WorkerShell(InteractiveShell):
             # IPython prints groups straight to stderr.
             self._showtraceback(etype, value, traceback.format_exception(etype, value, tb))
         else:
+            if issubclass(etype, (KeyboardInterrupt, RLMError)):
+                _end_in_user_code(tb)
             super().showtraceback(exc_tuple, *args, **kwargs)
 
     def _showtraceback(self, etype: type[BaseException], evalue: Any, stb: list[str]) -> None:
@@ -263,6 +269,17 @@ def _pretty_str(text: str, printer: Any, cycle: bool) -> None:
 def _exit_note(value: SystemExit) -> str:
     code = "" if value.code is None else f"({value.code!r})"
     return f"SystemExit{code}: this ended the cell only; the REPL and its variables are still here."
+
+
+def _end_in_user_code(tb: TracebackType | None) -> None:
+    """Cut off the frames in which the worker raised what the user's code is to see."""
+    last = None
+    while tb is not None:
+        if not tb.tb_frame.f_globals.get("__name__", "").startswith(_OWN):
+            last = tb
+        tb = tb.tb_next
+    if last is not None:
+        last.tb_next = None
 
 
 def _has_group(error: BaseException | None) -> bool:
