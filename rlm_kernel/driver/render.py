@@ -43,6 +43,9 @@ _COLOURS = {
     "waiting": _WARN,
 }
 _TEXT = "color:inherit;line-height:1.45;font-size:var(--jp-ui-font-size1, 13px)"
+_CODE = "background:none;color:inherit;font:inherit;padding:0"
+"""Against the rules that themes have for code: they would paint a strip behind each line."""
+
 _BLOCK = (
     "margin:4px 0;padding:6px 10px;border:none;border-radius:4px;overflow-x:auto;"
     "white-space:pre-wrap;overflow-wrap:anywhere;color:inherit;"
@@ -141,7 +144,7 @@ def _turn_html(
     if prose:
         parts.append(f'<div style="margin:4px 0">{_lines(prose)}</div>')
     if source:
-        parts.append(f'<pre style="{_BLOCK}"><code>{escape(source)}</code></pre>')
+        parts.append(f'<pre style="{_BLOCK}"><code style="{_CODE}">{escape(source)}</code></pre>')
     parts += [
         f'<div style="color:{_WARN};margin:4px 0">{_lines(remark)}</div>' for remark in turn.remarks
     ]
