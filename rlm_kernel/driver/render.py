@@ -134,9 +134,9 @@ def _turn_html(
     observation: str,
     awaiting: bool,
 ) -> str:
-    colour = _colour(turn.state, awaiting)
     failed = turn.result is not None and not turn.result.ok
-    edge = f"border-left:3px solid {_BAD if failed else colour}"
+    colour = _BAD if failed else _colour(turn.state, awaiting)
+    edge = f"border-left:3px solid {colour}"
     parts = [
         f'<div style="{_TEXT};{edge};padding:2px 0 2px 12px;margin:6px 0">',
         f"<div><b>{escape(title)}</b> · {_facts_html(facts, colour)}</div>",

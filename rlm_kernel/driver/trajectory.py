@@ -77,9 +77,11 @@ class Turn:
     """Seconds since the epoch."""
 
     attempt: int = 1
-    state: Literal["proposing", "proposed", "executing", "observing", "done", "skipped"] = (
-        "proposing"
-    )
+    state: Literal[
+        "proposing", "proposed", "executing", "observing", "done", "skipped", "stopped", "failed"
+    ] = "proposing"
+    """The last two: the run ended before this turn was observed."""
+
     reply: list[str] = field(default_factory=list)
     """What was streamed of the reply, in pieces."""
 
@@ -249,8 +251,9 @@ class Trajectory:
 
     def _run_ended(self, event: RunEnded, at: float) -> None:
         self.ended = event
-        if self.current is not None:
-            self._close(self.current, at)
+        if self.current is not None and not self.current.ended:
+            self.current.ended = at
+            self.current.state = "done" if event.state == "answered" else event.state
         # The end knows the whole tree, also what no other event told (a summary's tokens).
         if event.usage.tokens or event.usage.calls:
             self.usage = event.usage

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kernel.client import TIMEOUT_S, Kernel, Message
+from tests.kernel.test_runs import models, shown
+from tests.servers.scripted import Refuse, Say
 
 
 def send_comm(kernel: Kernel, comm_id: str, data: Any, kind: str = "comm_msg", **more: Any) -> str:
@@ -165,3 +168,18 @@ def test_a_wrong_option_of_a_sub_call_is_an_error_of_its_cell(
     assert cell.ename == "TypeError"
     assert name in cell.evalue
     assert kernel.run("kept").result == "1"
+
+
+def test_the_turn_in_which_a_run_fails_is_not_called_done(
+    own_kernel: Kernel, tmp_path: Path
+) -> None:
+    """Neither is one that the run was stopped in."""
+    (tmp_path / "p.txt").write_text("text")
+    own_kernel.run("%prompt p.txt")
+    with models("x = 1", Refuse(401)) as options:
+        text = shown(own_kernel.run(f"%%rlm {options}\nq"))
+    assert "turn 1 · done" in text
+    assert "turn 2 · failed" in text
+    assert "turn 2 · done" not in text
+    with models(Say("no code"), Say("no code again")) as options:
+        assert "turn 1 · stopped" in shown(own_kernel.run(f"%%rlm {options}\nq"))
