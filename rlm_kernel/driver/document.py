@@ -108,7 +108,8 @@ class Document:
         )
 
     def restore(self, op: Snapshot) -> None:
-        """Make the cells of the run what the kernel says: updates were lost on the way."""
+        """Make the cells of the run what the kernel says, at its start or after a loss."""
+        self.note(prompt=op.prompt, dialect=op.dialect)
         for told in op.cells:
             self._restore_cell(op.run_id, told)
 

@@ -77,6 +77,8 @@ class DrivenRun:
             turn=self.trajectory.turn,
             cells=self.writer.snapshot() if driving else [],
             driving=driving,
+            prompt=self.trajectory.started.prompt,
+            dialect=self.trajectory.started.dialect,
         )
 
     @property

@@ -46,6 +46,8 @@ class InlineView:
     live
         False where the front end shows no updates, as consoles do: each turn is shown once
         then, when it is over.
+    turns
+        False where the turns are cells that the person sees already: those of a person's own.
     loop_time, call_later
         Clock and timer in seconds; those of the running event loop where not given.
     """
@@ -56,6 +58,7 @@ class InlineView:
         query: str,
         *,
         live: bool = True,
+        turns: bool = True,
         loop_time: Callable[[], float] | None = None,
         call_later: CallLater | None = None,
     ) -> None:
@@ -65,6 +68,7 @@ class InlineView:
         self._display = display
         self._query = query
         self._live = live
+        self._turns = turns
         self._loop_time = loop_time
         self._call_later = call_later
         self._run: Trajectory | None = None
@@ -125,6 +129,8 @@ class InlineView:
             return
         self._last = self._loop_time()
         self._show_run(run)
+        if not self._turns:
+            return
         stale, self._stale = self._stale, {}
         for number in stale:
             self._show_turn(run, number)

@@ -37,6 +37,7 @@ from typing import Literal
 
 import msgspec
 
+from rlm_kernel.cells import PromptInfo
 from rlm_kernel.engine.budget import Budget, Usage
 from rlm_kernel.engine.events import Action, RunState
 
@@ -204,6 +205,9 @@ class Snapshot(_Operation, frozen=True, kw_only=True, tag="snapshot"):
     turn: int
     cells: list[CellSnapshot]
     """In the order of the notebook; empty for a client that does not drive."""
+
+    prompt: PromptInfo | None = None
+    dialect: str = ""
 
     driving: bool = True
     """False where another client drives this run, or none: it is shown in the output of the

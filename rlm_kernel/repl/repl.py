@@ -73,6 +73,8 @@ class Repl:
         self._ids = itertools.count(1)
         self._turns = asyncio.Lock()
         self._ladder: asyncio.Task[None] | None = None
+        self._starting = False
+        self._early_interrupt = False
         self._closing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._comms: dict[int, asyncio.Future[CommDone]] = {}
@@ -256,6 +258,8 @@ class Repl:
                 allow_stdin=allow_stdin,
                 silent=silent,
             )
+            self._early_interrupt = False
+            self._starting = True
             try:
                 worker = await self._ready()
                 self._incoming.begin(cell)
@@ -278,6 +282,10 @@ class Repl:
             except (WorkerDied, UsageError) as error:
                 self._incoming.cell = None
                 cell.fail(error, execution_count=self._incoming.count)
+            finally:
+                self._starting = False
+            if self._early_interrupt:
+                await self.interrupt()
             try:
                 return await asyncio.shield(cell.over)
             except asyncio.CancelledError:
@@ -295,6 +303,10 @@ class Repl:
         Returns at once. Code that does not stop within some 3 seconds loses its worker
         (`rlm_kernel.repl.interrupt`).
         """
+        if self._starting:
+            # The cell waits for its worker: it is interrupted as soon as it runs.
+            self._early_interrupt = True
+            return
         running, worker = self._running(), self._tree.worker
         if running is None or not worker.is_up or (self._ladder and not self._ladder.done()):
             return

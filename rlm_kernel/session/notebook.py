@@ -239,6 +239,10 @@ class NotebookSession(Session):
         if self.prompt is None:
             raise UsageError("no prompt is loaded; load one with %prompt FILE")
         self._requested = Request(query=query, settings=settings)
+        if settings.root == "human":
+            return "You are the root: each cell that you run is a turn, until one sets Final."
+        if not self.hub.has_driver:
+            return ""  # what is shown of the run begins with it
         return f"root {settings.root} · sub-calls {self.models.sub_name(settings) or 'none'}"
 
     async def _start(self, request: Request, cell_id: str, publish: Publish) -> None:
@@ -259,7 +263,7 @@ class NotebookSession(Session):
             self.hub.attach(run, run.started, self._record_name(), cell_id)
         if not self.hub.has_driver or human is not None:
             # A console sends no cell ids, and prints an update as a new output.
-            view = InlineView(self._display, request.query, live=bool(cell_id))
+            view = InlineView(self._display, request.query, live=bool(cell_id), turns=human is None)
             self.log.subscribe(view.on_event)
             self._live = bool(cell_id)
         self._task = asyncio.get_running_loop().create_task(self.finish(run))

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from rlm_kernel.cells import CellResult, Output, PromptInfo, SubcallParams
+from rlm_kernel.cells import CellResult, ErrorOutput, Output, PromptInfo, SubcallParams
 from rlm_kernel.engine.budget import Budget, Ledger
 from rlm_kernel.engine.decisions import Policy, ask, automatic
 from rlm_kernel.engine.dialects import dialect_named
@@ -127,6 +127,8 @@ class Session:
         self._person = Ledger(Budget(max_subcalls=None))
         self._ledger: Ledger | None = None
         self._restore = False
+        self._stopping = False
+        """The run was stopped: a turn that a front end is about to start is not to run."""
         repl.handler = self
         if owner:
             log.on_broken = self._record_broken
@@ -165,6 +167,7 @@ class Session:
         await self._record_prompt(ready.prompt)
         self._ledger = ledger or Ledger(settings.budget)
         self.settings = settings
+        self._stopping = False
         self.run = Run(
             run_id=run_id,
             query=request.query,
@@ -223,6 +226,8 @@ class Session:
         on_start: Callable[[int], None] | None = None,
     ) -> Executed:
         """Run the cell of *turn* in the REPL, restoring ``P`` first where a worker was lost."""
+        if self._stopping:
+            return _not_run(turn)
         await self._restore_prompt()
         self.turn = turn
         try:
@@ -245,6 +250,11 @@ class Session:
         await self.repl.load_prompt_chunks(chunks, kind=self.prompt.kind, source=self.prompt.source)
         messages = [{"role": m.role, "content": m.content} for m in self.run.history]
         await self.repl.begin(self.run.run_id, messages)
+
+    async def stop_turn(self) -> None:
+        """The run ends: interrupt its cell, and start none that is on its way."""
+        self._stopping = True
+        await self.repl.interrupt()
 
     def interrupt(self) -> None:
         """Interrupt the running cell; a run pauses at its next proposal."""
@@ -400,8 +410,8 @@ class DirectExecutor:
         return executed.result
 
     async def interrupt(self) -> None:
-        """Interrupt the cell that runs."""
-        await self._session.repl.interrupt()
+        """Interrupt the cell that runs, or is about to: the run is being stopped."""
+        await self._session.stop_turn()
 
 
 _tasks: set[asyncio.Future[None]] = set()
@@ -411,6 +421,11 @@ def _keep(task: asyncio.Future[None]) -> None:
     """Hold a reference until *task* is done: the loop itself keeps only a weak one."""
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
+
+
+def _not_run(turn: int) -> Executed:
+    error = ErrorOutput("UsageError", f"the run was stopped before turn {turn} ran", [])
+    return Executed(cell=0, result=CellResult(ok=False, execution_count=0, error=error))
 
 
 def _nothing() -> None:

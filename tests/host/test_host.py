@@ -164,7 +164,6 @@ async def test_a_path_with_blanks_and_quotes_is_loaded(playbook: Playbook, tmp_p
     assert outcome.final.response == "text"
 
 
-@pytest.mark.xfail(reason="%%rlm does not take the quotes off its options", strict=True)
 async def test_a_playbook_below_a_folder_with_blanks_is_found(
     prompt: Path, playbook: Playbook, tmp_path: Path
 ) -> None:
@@ -311,3 +310,16 @@ async def test_a_notebook_that_cannot_be_saved_does_not_lose_the_answer(
     assert outcome.final.response == "7"
     assert "run.ipynb" in outcome.unsaved
     assert len(listener.notes) == 1
+
+
+async def test_the_notebook_says_what_was_asked_of_whom(
+    prompt: Path, playbook: Playbook, tmp_path: Path
+) -> None:
+    """Without the record, the notebook's metadata tells query, prompt, dialect and record."""
+    path = tmp_path / "run.ipynb"
+    root = playbook("Final = 1")
+    await Host(requested(prompt, root, dialect="rlms"), Document(path)).run()
+    meta = NotebookMeta.from_dict(nbformat.read(path, 4).metadata["rlm"])
+    assert (meta.query, meta.dialect, meta.record) == (QUERY, "rlms", "run.rlm.sqlite")
+    assert meta.prompt is not None
+    assert meta.prompt.chars == LENGTH

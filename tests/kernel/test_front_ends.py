@@ -170,6 +170,20 @@ def test_a_wrong_option_of_a_sub_call_is_an_error_of_its_cell(
     assert kernel.run("kept").result == "1"
 
 
+def test_the_cells_of_a_person_who_is_the_root_are_not_shown_twice(
+    own_kernel: Kernel, tmp_path: Path
+) -> None:
+    """They are cells already; the run adds only its head and its answer, and says what to do."""
+    (tmp_path / "p.txt").write_text("text")
+    own_kernel.run("%prompt p.txt")
+    first = own_kernel.run("%%rlm --root human\nq")
+    assert "Final" in first.text()
+    assert "turn 1" not in shown(first)
+    second = own_kernel.run("from IPython.display import HTML\nHTML('<b>once</b>')")
+    assert second.of("display_data") == []
+    assert "answer: 4" in shown(own_kernel.run("Final = len(P)"))
+
+
 def test_the_turn_in_which_a_run_fails_is_not_called_done(
     own_kernel: Kernel, tmp_path: Path
 ) -> None:

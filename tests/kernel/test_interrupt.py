@@ -21,7 +21,8 @@ STUBBORN = {
     "    try: time.sleep(1)\n    except KeyboardInterrupt: pass",
     "ignores the signal": "import signal, time\nsignal.signal(2, signal.SIG_IGN); time.sleep(600)",
     "never returns to Python": "max(range(10**12))",
-    "stopped itself": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+    "stopped itself": "import os, signal\n"
+    "signal.pthread_sigmask(signal.SIG_BLOCK, {2}); os.kill(os.getpid(), signal.SIGSTOP)",
 }
 
 

@@ -77,7 +77,12 @@ STUBBORN = {
         SWALLOW,
         "stuck in line",
     ),
-    "stopped": (f"import os, signal\n{UP}os.kill(os.getpid(), signal.SIGSTOP)", "interrupted and"),
+    # Blocked first, or an interrupt that is faster than the next statement ends the cell.
+    "stopped": (
+        "import os, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})\n"
+        f"{UP}os.kill(os.getpid(), signal.SIGSTOP)",
+        "interrupted and",
+    ),
 }
 
 

@@ -172,7 +172,7 @@ class RLMMagics(Magics):
         if cell is None:
             self._command(line)
             return
-        parsed: Namespace = parse_argstring(self.rlm, line)
+        parsed: Namespace = self.rlm.parser.parse_args(_words(line))
         if parsed.words:
             self._tell(parsed.words[0], [*parsed.words[1:], cell])
             return
@@ -184,10 +184,7 @@ class RLMMagics(Magics):
             _show(self._worker.requests.start_run(query, given))
 
     def _command(self, line: str) -> None:
-        try:
-            words = shlex.split(line) or ["status"]
-        except ValueError as error:
-            raise UsageError(f"%rlm: {error}") from None
+        words = _words(line) or ["status"]
         self._tell(words[0], words[1:])
 
     def _tell(self, command: str, args: list[str]) -> None:
@@ -252,6 +249,14 @@ def _refusals() -> Iterator[None]:
 def _show(text: str) -> None:
     if text:
         print(text)
+
+
+def _words(line: str) -> list[str]:
+    """*line* as a shell splits it; IPython's own splitting keeps the quotes."""
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"%rlm: {error}") from None
 
 
 def _options(parsed: Namespace) -> dict[str, str | bool | None]:
