@@ -79,8 +79,10 @@ STUBBORN = {
     ),
     # Blocked first, or an interrupt that is faster than the next statement ends the cell.
     "stopped": (
-        "import os, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})\n"
-        f"{UP}os.kill(os.getpid(), signal.SIGSTOP)",
+        (
+            "import os, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})\n"
+            f"{UP}os.kill(os.getpid(), signal.SIGSTOP)"
+        ),
         "interrupted and",
     ),
 }
