@@ -52,6 +52,12 @@ class Cell:
         self._silent = silent
         self._started = time.monotonic()
 
+    def tell(self, text: str) -> bool:
+        """Show *text* on stderr, unless the cell is one that shows nothing."""
+        if not self._silent:
+            self.collector.note(text)
+        return not self._silent
+
     def finish(self, done: Done) -> None:
         """The worker says that it ended."""
         error = None if done.error is None else bounded_error(done.error)

@@ -55,6 +55,9 @@ class Incoming:
         """A worker whose end is no loss that anybody needs to hear of."""
 
         self.closing = False
+        self._untold = ""
+        """What was lost while no cell ran that could have said so."""
+
         self._tree = tree
         self._late = Collector(self._forward_late, keep=False)
         self._late_cell = 0
@@ -68,6 +71,8 @@ class Incoming:
         self.cell = cell
         self._late = Collector(self._forward_late, keep=False)
         self._late_cell = cell.id
+        if self._untold and cell.tell(self._untold):
+            self._untold = ""
 
     def give_up_waits(self, cell: int) -> None:
         """Cancel what the cell of this id asked for and has not got."""
@@ -190,6 +195,8 @@ class Incoming:
         if self.cell is not None:
             cell, self.cell = self.cell, None
             cell.fail(error, execution_count=self.count + 1, worker_lost=reason)
+        elif lost and worker is not self.asked_to_end:
+            self._untold = f"{error}\n"
         self.count = 0
         if self.closing:
             return

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.kernel.client import TIMEOUT_S, Kernel, Message
@@ -182,6 +186,29 @@ def test_the_cells_of_a_person_who_is_the_root_are_not_shown_twice(
     second = own_kernel.run("from IPython.display import HTML\nHTML('<b>once</b>')")
     assert second.of("display_data") == []
     assert "answer: 4" in shown(own_kernel.run("Final = len(P)"))
+
+
+def family(kernel: Kernel) -> set[int]:
+    """Process ids of all that the kernel started, directly or not."""
+    return {child.pid for child in psutil.Process(kernel.pid).children(recursive=True)}
+
+
+def test_a_worker_that_died_between_cells_is_told_of_in_the_next(own_kernel: Kernel) -> None:
+    """Once: a namespace does not become empty without a word."""
+    own_kernel.run("kept = 1")
+    pid = int(own_kernel.run("import os; os.getpid()").result)
+    known = family(own_kernel)
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + TIMEOUT_S
+    while family(own_kernel) <= known:  # until the kernel has noticed, and started another
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    own_kernel.run("0", silent=True)
+    said = own_kernel.run("1 + 1")
+    assert said.result == "2"
+    assert "SIGKILL" in said.text("stderr")
+    assert "kept" in said.text("stderr")
+    assert own_kernel.run("2 + 2").text("stderr") == ""
 
 
 def test_the_turn_in_which_a_run_fails_is_not_called_done(
