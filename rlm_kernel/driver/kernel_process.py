@@ -62,7 +62,10 @@ class KernelProcess:
         # notebook is being written.
         context.rcvhwm = 0
         self._manager = AsyncKernelManager(
-            kernel_name=KERNEL_NAME, kernel_spec_manager=_OneSpec(argv), context=context
+            kernel_name=KERNEL_NAME,
+            kernel_spec_manager=_OneSpec(argv),
+            context=context,
+            transport="ipc",  # TCP could be read along by others on this machine
         )
         self._context = context
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process

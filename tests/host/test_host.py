@@ -127,13 +127,14 @@ async def test_a_run_that_is_stopped_says_why(prompt: Path, playbook: Playbook) 
 async def test_the_notebook_is_saved_after_every_turn(
     prompt: Path, playbook: Playbook, tmp_path: Path
 ) -> None:
+    """The second cell finds the output of the first in the file."""
     out = tmp_path / "run.ipynb"
-    saved: list[str] = []
-    root = playbook("print('first turn')", "Final = 1")
-    listener = Reacts(2, "executing", lambda: saved.append(out.read_text()))
-    await Host(requested(prompt, root), Document(out), listener=listener).run()
+    outcome, _ = await ran(
+        prompt, playbook("print('first turn')", f"Final = open({str(out)!r}).read()"), out
+    )
 
-    assert "first turn\\n" in saved[0]
+    assert outcome.final is not None
+    assert "first turn\\n" in outcome.final.response
 
 
 @pytest.mark.parametrize(
