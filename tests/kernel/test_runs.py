@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -195,3 +196,21 @@ def test_two_kernels_on_one_record_do_not_mix(loaded: Kernel, tmp_path: Path) ->
             second.run("%prompt prompt.txt")
             said = second.run(f"%%rlm {options}\nq")
     assert (said.status, said.ename) == ("error", "RecordError")
+
+
+def test_a_full_disk_ends_the_run_in_one_line_and_keeps_what_was_recorded(
+    loaded: Kernel, tmp_path: Path
+) -> None:
+    flood = "import random\nprint(random.Random(0).randbytes(500_000).hex())"
+    with models("x = 1", flood, "Final = 2") as options:
+        # As a full disk does, this makes each write beyond it fail.
+        resource.prlimit(loaded.pid, resource.RLIMIT_FSIZE, (300_000, 300_000))
+        cell = loaded.run(f"%%rlm {options}\nq")
+    assert cell.status == "error"
+    assert "own.rlm.sqlite" in cell.evalue
+    assert "\n" not in cell.evalue
+    assert loaded.run("x").result == "1"
+    kept = events(tmp_path)
+    assert any(isinstance(event, TurnDecided) for event in kept)
+    with Record.read(tmp_path / "own.rlm.sqlite") as record:
+        assert [problem for problem in record.verify() if "under way" not in problem] == []
