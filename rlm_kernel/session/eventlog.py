@@ -76,11 +76,7 @@ class EventLog:
         self._scheduled = False
         if not self._pending:
             return
-        if self._record is not None:
-            try:
-                self._record.commit()  # also after a failure: it keeps what it could not write
-            except RecordError as error:
-                self._break(error)
+        self._commit()
         events, self._pending = self._pending, []
         for stored in events:
             for listener in tuple(self._listeners):
@@ -96,6 +92,21 @@ class EventLog:
             except RecordError as error:
                 if self.broken is None:  # told already otherwise
                     raise error
+
+    def retry(self) -> None:
+        """Write what a failure kept from being written. Raises `RecordError` where it lasts."""
+        self._commit()
+        if self.broken is not None:
+            raise self.broken
+
+    def _commit(self) -> None:
+        if self._record is None:
+            return
+        try:
+            self._record.commit()  # also after a failure: it keeps what it could not write
+            self.broken = None
+        except RecordError as error:
+            self._break(error)
 
     def _append(self, run_id: str, event: Event) -> Stored:
         try:

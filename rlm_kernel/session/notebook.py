@@ -227,8 +227,7 @@ class NotebookSession(Session):
         """``%%rlm``: check what was asked; the run starts when the cell has ended."""
         if self._task is not None and not self._task.done():
             raise UsageError("a run is already going on; %rlm stop ends it, %rlm status shows it")
-        if self.log.broken is not None:
-            raise self.log.broken
+        self.log.retry()
         query = request.query.strip()
         if not query:
             raise UsageError("%%rlm needs a query: write it below the %%rlm line")

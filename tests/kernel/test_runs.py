@@ -202,13 +202,17 @@ def test_a_full_disk_ends_the_run_in_one_line_and_keeps_what_was_recorded(
     loaded: Kernel, tmp_path: Path
 ) -> None:
     flood = "import random\nprint(random.Random(0).randbytes(500_000).hex())"
-    with models("x = 1", flood, "Final = 2") as options:
+    with models("x = 1", flood, "Final = 2", "Final = 3") as options:
         # As a full disk does, this makes each write beyond it fail.
-        resource.prlimit(loaded.pid, resource.RLIMIT_FSIZE, (300_000, 300_000))
+        resource.prlimit(loaded.pid, resource.RLIMIT_FSIZE, (300_000, -1))
         cell = loaded.run(f"%%rlm {options}\nq")
-    assert cell.status == "error"
-    assert "own.rlm.sqlite" in cell.evalue
-    assert "\n" not in cell.evalue
+        again = loaded.run(f"%%rlm {options}\nq")
+        resource.prlimit(loaded.pid, resource.RLIMIT_FSIZE, (-1, -1))
+        assert loaded.run(f"%%rlm {options}\nq").status == "ok"
+    for failed in (cell, again):
+        assert failed.status == "error"
+        assert "own.rlm.sqlite" in failed.evalue
+        assert "\n" not in failed.evalue
     assert loaded.run("x").result == "1"
     kept = events(tmp_path)
     assert any(isinstance(event, TurnDecided) for event in kept)
