@@ -111,6 +111,8 @@ class NotebookSession(Session):
         verdict = "none" if claim is None else await claim.verdict()
         if claim is None:
             self.models.trust(code)
+        if code.strip() in _LEAVE and not silent:
+            return self._leave(publish)
         if claim is not None and verdict != "none":
             return await self._execute_claim(claim, verdict, header, on_start, publish)
         if self._human is not None and not silent and not _is_command(code):
@@ -127,6 +129,13 @@ class NotebookSession(Session):
         )
         self.count = executed.result.execution_count
         return await self._after_cell(executed, cell_id, publish)
+
+    def _leave(self, publish: Publish) -> Executed:
+        """A console ends; a notebook, which does not know this payload, says how it is ended."""
+        publish(Stream("stdout", "exit() leaves a console; a notebook ends its kernel in the Kernel menu.\n"))
+        result = CellResult(ok=True, execution_count=self.count + 1)
+        payload = [{"source": "ask_exit", "keepkernel": False}]
+        return Executed(cell=0, result=result, payload=payload)
 
     async def _execute_claim(
         self,
@@ -333,6 +342,10 @@ class HubExecutor:
         """Interrupt the cell that runs, or take back that it is to be run."""
         self._session.hub.withdraw()
         await self._direct.interrupt()
+
+
+_LEAVE = ("exit", "quit", "exit()", "quit()")
+"""Cells by which a person leaves a console."""
 
 
 def _unseen(output: Output) -> None:

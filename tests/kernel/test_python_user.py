@@ -205,6 +205,13 @@ def test_leaving_ends_the_cell_only(kernel: Kernel, leave: str) -> None:
     assert kernel.run("kept").result == "1"
 
 
+def test_exit_leaves_a_console(kernel: Kernel) -> None:
+    """The console is asked to end; in a notebook nothing happens but a line of text."""
+    cell = kernel.run("exit")
+    assert cell.reply["content"]["payload"] == [{"source": "ask_exit", "keepkernel": False}]
+    assert "Kernel menu" in cell.text()
+
+
 def test_the_folder_of_the_notebook_can_be_imported_from(
     own_kernel: Kernel, tmp_path: Path
 ) -> None:
