@@ -150,12 +150,12 @@ class OpenAIEndpoint:
     # --- what the server is ---------------------------------------------------------------------
 
     async def _is_llama_cpp(self) -> bool:
-        if self._probing is None:
-            self._probing = asyncio.create_task(self._probe())
+        # Of all that wait for one probe, the first to go on clears the field: each keeps the task.
+        probing = self._probing = self._probing or asyncio.create_task(self._probe())
         try:
-            return await asyncio.shield(self._probing)
+            return await asyncio.shield(probing)
         finally:
-            if self._probing.done() and self._stream is None:
+            if self._probing is probing and probing.done() and self._stream is None:
                 self._probing = None  # the server was not there: ask again with the next call
 
     async def _probe(self) -> bool:

@@ -22,10 +22,10 @@ QUICK = Retry(attempts=3, base_s=0.001)
 
 
 def endpoint_for(server: ScriptedServer, **options: Any) -> OpenAIEndpoint:
-    """An endpoint that asks *server*, which is not probed unless ``stream=None``."""
+    """An endpoint that asks *server*, set up as one of a run is unless *options* say other."""
     spec = EndpointSpec(kind="openai", model=MODEL, base_url=server.base_url)
     api_key = options.pop("api_key", "none")
-    return OpenAIEndpoint(spec, api_key, **{"stream": False, **options})
+    return OpenAIEndpoint(spec, api_key, **options)
 
 
 class Bench:

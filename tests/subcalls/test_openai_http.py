@@ -249,6 +249,23 @@ async def test_a_server_that_is_not_there_is_worth_another_try() -> None:
     assert caught.value.retryable
 
 
+async def test_all_calls_to_a_server_that_is_not_there_say_so_and_may_be_repeated() -> None:
+    """They share one probe, and none of them is left with what another made of it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    spec = EndpointSpec(kind="openai", model="m", base_url=f"http://127.0.0.1:{port}/v1")
+    endpoint = OpenAIEndpoint(spec, "none")
+    calls = [endpoint.complete(f"prompt {n}", PLAIN) for n in range(8)]
+    errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert await endpoint.context_limit() is None
+    await endpoint.close()
+
+    for error in errors:
+        assert isinstance(error, EndpointError), repr(error)
+        assert error.retryable
+        assert "refuses connections" in error.reason
+
+
 @streamed
 async def test_cancelling_a_call_ends_it_on_the_server(stream: bool) -> None:
     """The connection is closed, not kept until the reply has come."""
