@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from rlm_kernel.cells import CellResult, ErrorOutput, Output, Variable
 from rlm_kernel.errors import RLMError, WorkerDied
 from rlm_kernel.repl.messages import Done
-from rlm_kernel.repl.output import Collector, bounded_error, plain
+from rlm_kernel.repl.output import Collector, Unshowable, bounded_error, plain
 
 __all__ = ["Cell", "Executed", "Inventory", "loss_sentence"]
+
+T = TypeVar("T")
 
 _NAMED = 10
 """Lost variables that a message names; the rest are counted."""
@@ -63,6 +65,8 @@ class Cell:
         error = None if done.error is None else bounded_error(done.error)
         if error is not None and not self._silent and not self.collector.has_error():
             self.collector.add(error)
+        expressions = self._plain("what its user expressions gave", done.user_expressions, {})
+        payload = self._plain("the payload of this cell", done.payload, [])
         result = CellResult(
             ok=done.ok,
             execution_count=done.execution_count,
@@ -75,7 +79,7 @@ class Cell:
             seconds=done.seconds,
             waited_s=done.waited_s,
         )
-        self._end(result, plain(done.user_expressions), plain(done.payload))
+        self._end(result, expressions, payload)
 
     def fail(self, error: RLMError, *, execution_count: int = 0, worker_lost: str = "") -> None:
         """It ended, or never began, without a word from the worker."""
@@ -92,6 +96,15 @@ class Cell:
             worker_lost=worker_lost,
         )
         self._end(result, {}, [])
+
+    def _plain(self, what: str, value: T, nothing: T) -> T:
+        try:
+            found: T = plain(value)
+        except Unshowable as why:
+            if not self._silent:
+                self.collector.refuse(what, why)
+            return nothing
+        return found
 
     def _note_dropped(self, by_worker: int) -> int:
         dropped = self.collector.dropped + by_worker

@@ -31,7 +31,7 @@ from rlm_kernel.repl.messages import (
     SetPrompt,
     StartRun,
 )
-from rlm_kernel.repl.output import Collector, StreamName, plain
+from rlm_kernel.repl.output import Collector, StreamName, Unshowable, plain
 from rlm_kernel.repl.prompt_reader import PromptReader
 from rlm_kernel.repl.requests import Requests
 from rlm_kernel.repl.tree import Tree
@@ -147,13 +147,21 @@ class Incoming:
                 guarded(self.handler.prompt_set)(message.prompt)
             case CommFromWorker():
                 self._flush()
-                guarded(self.handler.comm)(_plain_comm(message))
+                self._comm(message)
             case PromptChunk():
                 self._take_chunk(message)
             case Hello():
                 raise LinkError("The worker said hello twice.")
             case _:
                 worker.settle(message.id, message)
+
+    def _comm(self, message: CommFromWorker) -> None:
+        try:
+            message = _plain_comm(message)
+        except Unshowable as why:
+            self._sink().refuse("a message of a widget", why)
+            return
+        guarded(self.handler.comm)(message)
 
     def _requests_of(self, worker: Worker) -> Requests:
         if self._requests is None:

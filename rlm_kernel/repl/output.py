@@ -14,9 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from rlm_kernel.cells import Clear, Display, ErrorOutput, Output, Result, Stream
-from rlm_kernel.errors import LinkError
 
-__all__ = ["MAX_OUTPUT", "Collector", "StreamName", "bounded_error", "plain"]
+__all__ = ["MAX_OUTPUT", "Collector", "StreamName", "Unshowable", "bounded_error", "plain"]
 
 MAX_OUTPUT = 10_000_000
 """Characters of output of one cell that are shown and kept, unless asked otherwise."""
@@ -30,6 +29,10 @@ _MAX_ERROR = 200_000
 _MAX_DEPTH = 100
 
 StreamName = Literal["stdout", "stderr"]
+
+
+class Unshowable(ValueError):
+    """Output, or a part of it, that no front end is given; its text says why."""
 
 
 class Collector:
@@ -59,6 +62,7 @@ class Collector:
         self._used = 0
         self._errors = 0
         self._clear_next = False
+        self._refused: set[str] = set()
         self.dropped = 0
         """Characters beyond the limit."""
 
@@ -102,6 +106,12 @@ class Collector:
         self.flush()
         self._append(Stream("stderr", text), 0)
 
+    def refuse(self, what: str, why: Unshowable) -> None:
+        """Tell that *what* is left out; once for each reason, or the notes would be a flood."""
+        if str(why) not in self._refused:
+            self._refused.add(str(why))
+            self.note(f"[{what} is left out: {why}]\n")
+
     def outputs(self) -> list[Output]:
         """What a notebook would keep."""
         self.flush()
@@ -123,7 +133,11 @@ class Collector:
     # --- rich output --------------------------------------------------------------------------
 
     def _add_rich(self, output: Display | Result) -> None:
-        output = _with_plain_data(output)
+        try:
+            output = _with_plain_data(output)
+        except Unshowable as why:
+            self.refuse("an output", why)
+            return
         size = _size(output.data) + _size(output.metadata)
         old = self._find(output) if isinstance(output, Display) and output.update else None
         if self._used + size - (old.size if old is not None else 0) > self._limit:
@@ -220,7 +234,7 @@ def plain(value: Any) -> Any:
 
     Raises
     ------
-    LinkError
+    Unshowable
         It is nested too deeply.
     """
     return value if _is_plain(value) else _as_plain(value)
@@ -230,7 +244,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     if value is None or isinstance(value, (str, bool, int, float)):
         return True
     if depth > _MAX_DEPTH:
-        raise LinkError("The worker sent data nested too deeply for a front end.")
+        raise Unshowable(f"its data is nested more than {_MAX_DEPTH} deep")
     if isinstance(value, dict):
         return all(type(k) is str and _is_plain(v, depth + 1) for k, v in value.items())
     return isinstance(value, list) and all(_is_plain(item, depth + 1) for item in value)

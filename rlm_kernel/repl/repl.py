@@ -9,6 +9,7 @@ of `Repl.execute`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -46,7 +47,7 @@ from rlm_kernel.repl.messages import (
     VariableList,
     Variables,
 )
-from rlm_kernel.repl.output import MAX_OUTPUT, plain
+from rlm_kernel.repl.output import MAX_OUTPUT, Unshowable, plain
 from rlm_kernel.repl.processes import protect as make_undumpable
 from rlm_kernel.repl.prompt_file import write_memfd
 from rlm_kernel.repl.tree import WORKER_ARGV, Tree
@@ -404,15 +405,20 @@ class Repl:
         nothing = Completions(id=0, matches=[], cursor_start=cursor_pos, cursor_end=cursor_pos)
         message = Complete(id=next(self._ids), code=code, cursor_pos=cursor_pos)
         answer = await self._ask(message.id, message, nothing)
-        return msgspec.structs.replace(answer, metadata=plain(answer.metadata))
+        with contextlib.suppress(Unshowable):
+            return msgspec.structs.replace(answer, metadata=plain(answer.metadata))
+        return nothing
 
     async def inspect(self, code: str, cursor_pos: int, detail_level: int = 0) -> Inspection:
         """What is known of the object at *cursor_pos*; nothing while a cell runs."""
         message = Inspect(
             id=next(self._ids), code=code, cursor_pos=cursor_pos, detail_level=detail_level
         )
-        answer = await self._ask(message.id, message, Inspection(id=0, found=False))
-        return msgspec.structs.replace(answer, data=plain(answer.data))
+        nothing = Inspection(id=0, found=False)
+        answer = await self._ask(message.id, message, nothing)
+        with contextlib.suppress(Unshowable):
+            return msgspec.structs.replace(answer, data=plain(answer.data))
+        return nothing
 
     async def is_complete(self, code: str) -> Completeness:
         """Whether *code* can run as it is; ``unknown`` while a cell runs."""

@@ -30,8 +30,8 @@ from rlm_kernel.repl.messages import (
 __all__ = ["MAX_OUTSTANDING", "Requests"]
 
 MAX_OUTSTANDING = 10_000
-"""Requests of one worker without an answer. A batch of prompts is one request, so only tens of
-thousands of concurrent single calls come near it."""
+"""Requests of one worker without an answer; one more is refused. A batch of prompts is one
+request, while code that gathers single calls sends one for each."""
 
 _MAX_PROMPTS = 512 << 20
 """Characters of prompts under way beyond which no more is read, until some are answered."""
@@ -62,7 +62,8 @@ class Requests:
 
     def subcalls(self, request: SendSubcalls) -> None:
         """A batch of sub-calls."""
-        self._admit(request.id)
+        if not self._admit(request.id, "SubcallError"):
+            return
         batch = _Batch(self, request)
         self._batches[request.id] = batch
         self._weigh(batch.chars)
@@ -87,7 +88,8 @@ class Requests:
 
     def input(self, request: GetInput, *, allowed: bool) -> None:
         """``input()`` in a cell; *allowed* is whether its front end can be asked."""
-        self._admit(request.id)
+        if not self._admit(request.id, "RLMError"):
+            return
         if not allowed:
             reason = "input() was called, but who runs this cell cannot be asked for a line."
             self.send(Failed(id=request.id, ename="StdinNotImplemented", reason=reason))
@@ -104,14 +106,22 @@ class Requests:
 
     def command(self, request: StartRun | RunCommand) -> None:
         """``%%rlm`` or ``%rlm`` in a cell."""
-        self._admit(request.id)
+        if not self._admit(request.id, "RLMError"):
+            return
         self._start(request.id, request.cell, lambda: self._command(request))
 
-    def _admit(self, request_id: int) -> None:
+    def _admit(self, request_id: int, ename: Literal["SubcallError", "RLMError"]) -> bool:
+        """Whether there is room for one more request; where there is none it is answered so."""
         if request_id in self._batches or request_id in self._tasks:
             raise LinkError(f"The worker asked twice under id {request_id}.")
-        if len(self._batches) + len(self._tasks) >= MAX_OUTSTANDING:
-            raise LinkError(f"The worker has more than {MAX_OUTSTANDING:,} requests open.")
+        if len(self._batches) + len(self._tasks) < MAX_OUTSTANDING:
+            return True
+        reason = (
+            f"More than {MAX_OUTSTANDING:,} requests of this REPL are open at once: give"
+            " sub_RLM a list of prompts, which is one request, or make fewer at a time."
+        )
+        self.send(Failed(id=request_id, ename=ename, reason=reason))
+        return False
 
     # --- answers ------------------------------------------------------------------------------
 

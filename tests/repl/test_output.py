@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlm_kernel.cells import Clear, Display, ErrorOutput, Output, Result, Stream
-from rlm_kernel.errors import LinkError
-from rlm_kernel.repl.output import Collector, plain
+from rlm_kernel.repl.output import Collector, Unshowable, plain
 
 
 def collect(*outputs: Output, limit: int = 1000) -> tuple[Collector, list[Output]]:
@@ -150,5 +149,5 @@ def test_plain_data_is_passed_as_it_is_and_other_data_made_plain() -> None:
 
     assert plain(data) is data
     assert plain({1: b"\x00", "x": {"y": b""}}) == {"1": "AA==", "x": {"y": ""}}
-    with pytest.raises(LinkError):
+    with pytest.raises(Unshowable):
         plain(deep)

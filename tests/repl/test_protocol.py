@@ -32,7 +32,6 @@ VIOLATIONS = {
         r"frame(b'\x93\xa4emit\x01\x92\xa7display\x81\xa1a' + b'\x91' * 5000 + b'\xc0')",
         "no message",
     ),
-    "deep data": ("d = 1\nfor _ in range(200): d = [d]\ndisplay(d)", "nested too deeply"),
     "second hello": ("send(Hello(pid=1, python='3'))", "said hello twice"),
     "reply to nothing": ("send(Pong(id=request.id + 1))", "not asked"),
     "end of another cell": (
@@ -43,10 +42,6 @@ VIOLATIONS = {
     "same id twice": (
         "for _ in range(2): send(GetInput(id=5, cell=request.id))",
         "asked twice",
-    ),
-    "too many requests": (
-        "for i in range(10_001): send(GetInput(id=i, cell=request.id))",
-        "requests open",
     ),
 }
 
@@ -71,6 +66,49 @@ async def test_violation_ends_the_worker_and_says_what_it_was(standin: Repl, nam
     assert reason in result.worker_lost
     again = (await standin.execute("os.write(1, b'again')")).result
     assert text_of(again) == "again"
+
+
+DEEP = "d = 1\nfor _ in range(200): d = [d]\n"
+
+LEFT_OUT = {
+    "display": "for _ in range(3): display(d)",
+    "widget": "send(CommFromWorker(kind='comm_msg', cell=request.id, comm_id='c', data=d))",
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+async def test_data_too_deep_for_a_front_end_is_left_out_and_that_is_said_once(
+    standin: Repl, name: str
+) -> None:
+    worker = standin.worker_pid
+
+    result = (await standin.execute(FRAME + DEEP + LEFT_OUT[name])).result
+
+    assert result.ok
+    assert text_of(result, "stderr").count("nested more than 100 deep") == 1
+    assert standin.worker_pid == worker
+
+
+async def test_request_beyond_those_that_may_be_open_fails_and_the_worker_lives(
+    standin: Repl,
+) -> None:
+    standin.handler = Silent()
+    worker = standin.worker_pid
+    code = """for i in range(10_000): send(GetInput(id=i, cell=request.id))
+for i in range(10_000, 10_002):
+    send(SendSubcalls(id=i, cell=request.id, kind="llm", prompts=["x"]))
+    failed = receive()
+    os.write(1, f"{failed.id} {failed.ename} {failed.reason}\\n".encode())"""
+
+    result = (await standin.execute(code, allow_stdin=True)).result
+
+    lines = text_of(result).splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["10000", "SubcallError"],
+        ["10001", "SubcallError"],
+    ]
+    assert all("give sub_RLM a list of prompts" in line for line in lines)
+    assert standin.worker_pid == worker
 
 
 async def test_cut_frame_is_no_message(standin: Repl) -> None:
