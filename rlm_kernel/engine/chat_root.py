@@ -42,6 +42,8 @@ LONGEST_WAIT = 60.0
 """Before a request is sent again, whatever ``Retry-After`` says."""
 
 CHARS_PER_TOKEN = 3.5
+ESTIMATE_MARGIN = 1.5
+"""A prompt may have so many times the tokens that its characters make one expect."""
 
 
 class ChatRoot:
@@ -109,8 +111,10 @@ class ChatRoot:
         self._running_usage = self.base_url != OPENAI_URL
         """Whether to ask for usage with every piece: it makes the usage of a cut reply exact."""
 
-    def propose(self, messages: Sequence[Message], *, attempt: int = 1) -> RootStream:
-        return _ChatStream(self, tuple(messages))
+    def propose(
+        self, messages: Sequence[Message], *, attempt: int = 1, max_tokens: int | None = None
+    ) -> RootStream:
+        return _ChatStream(self, tuple(messages), max_tokens)
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -130,8 +134,8 @@ class ChatRoot:
             )
         return self._client
 
-    def body(self, messages: Sequence[Message]) -> dict[str, Any]:
-        """The request, without what the client adds."""
+    def body(self, messages: Sequence[Message], most: int | None = None) -> dict[str, Any]:
+        """The request, without what the client adds. *most* tokens are there for its reply."""
         options: dict[str, Any] = {"include_usage": True}
         if self._running_usage:
             options["continuous_usage_stats"] = True
@@ -143,11 +147,26 @@ class ChatRoot:
         }
         if self.temperature is not None:
             body["temperature"] = self.temperature
-        if self.max_tokens is not None:
-            body["max_tokens"] = self.max_tokens
+        bound = self._bound(messages, most)
+        if bound is not None:
+            # OpenAI's reasoning models refuse the older name, which most other servers want.
+            hosted = self.base_url == OPENAI_URL
+            body["max_completion_tokens" if hosted else "max_tokens"] = bound
         if self.extra:
             body["extra_body"] = self.extra
         return body
+
+    def _bound(self, messages: Sequence[Message], most: int | None) -> int | None:
+        """Tokens of a reply to ask for; ``None`` leaves them to the server."""
+        if most is None:
+            return self.max_tokens
+        if self.context_limit is not None:
+            # Servers refuse a request whose bound does not fit beside its prompt. Without one
+            # they end the reply there themselves, which is less than the budget has.
+            fits = self.context_limit - int(_tokens(messages) * ESTIMATE_MARGIN)
+            if fits < most:
+                return self.max_tokens
+        return most if self.max_tokens is None else min(most, self.max_tokens)
 
     def plain_usage(self) -> bool:
         """Ask for usage at the end only, from now on. False where that was so already."""
@@ -183,9 +202,10 @@ class ChatRoot:
 class _ChatStream:
     """One reply; see `RootStream`."""
 
-    def __init__(self, root: ChatRoot, messages: Sequence[Message]) -> None:
+    def __init__(self, root: ChatRoot, messages: Sequence[Message], max_tokens: int | None) -> None:
         self._root = root
         self._messages = messages
+        self._max_tokens = max_tokens
         self._counted: Usage | None = None
         self._accepted = False
         self._deltas = 0
@@ -209,15 +229,14 @@ class _ChatStream:
 
     @property
     def usage(self) -> Usage:
-        """As the server counted, or from the deltas where it did not."""
+        """As the server counted, or from the text and its deltas where it did not."""
         if not self._accepted:
             return Usage()
         if self._counted is not None:
             return msgspec.structs.replace(self._counted, seconds=self._seconds)
-        chars = sum(len(message.content) for message in self._messages)
         return Usage(
-            input_tokens=int(chars / CHARS_PER_TOKEN),
-            output_tokens=self._deltas,
+            input_tokens=_tokens(self._messages),
+            output_tokens=self._said(),
             calls=1,
             seconds=self._seconds,
             estimated=True,
@@ -268,7 +287,7 @@ class _ChatStream:
                     break
                 if text:
                     yield text
-                if self._chars >= root.max_chars:
+                if self._is_long():
                     self.finish = "length"
                     return
             await self._take_usage(stream)
@@ -287,14 +306,27 @@ class _ChatStream:
         create: Any = self._root.client().chat.completions.create
         try:
             stream: AsyncStream[ChatCompletionChunk] = await create(
-                **self._root.body(self._messages)
+                **self._root.body(self._messages, self._max_tokens)
             )
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
             # A strict server that does not know vLLM's extension of the stream's options.
             if "continuous_usage_stats" not in str(error) or not self._root.plain_usage():
                 raise
-            stream = await create(**self._root.body(self._messages))
+            stream = await create(**self._root.body(self._messages, self._max_tokens))
         return stream
+
+    def _is_long(self) -> bool:
+        """Whether to cut the reply: not every server keeps to the bound of the request."""
+        if self._max_tokens is not None and self._said() >= self._max_tokens:
+            return True
+        return self._chars >= self._root.max_chars
+
+    def _said(self) -> int:
+        """Tokens of the reply so far, thoughts included."""
+        if self._counted is not None and self._counted.output_tokens:
+            return self._counted.output_tokens
+        # A delta has a token or more.
+        return max(self._deltas, int(self._chars / CHARS_PER_TOKEN))
 
     def _take(self, chunk: ChatCompletionChunk) -> str:
         """Text of one chunk; thoughts are counted and dropped. The client does not check what
@@ -335,6 +367,11 @@ class _ChatStream:
                     self._take(chunk)
         except FailureError as failure:
             log.debug("the root %s %s after its reply", root.name, failure.reason)
+
+
+def _tokens(messages: Sequence[Message]) -> int:
+    """Tokens of *messages*, estimated."""
+    return int(sum(len(message.content) for message in messages) / CHARS_PER_TOKEN)
 
 
 def _wait(backoff: float, sent: int, asked: float | None) -> float:

@@ -15,8 +15,9 @@ from rlm_kernel.errors import RootError
 
 __all__ = ["Conversation"]
 
-REPLY_TOKENS = 4_096
-"""Set aside for a reply of a root that has no bound of its own."""
+REPLY_TOKENS = 8_192
+"""Set aside for a reply of a root that has no bound of its own, thoughts included; under a limit
+of tokens it may take no more."""
 
 LEAST_REPLY_TOKENS = 256
 SUMMARY_CHARS = 8_000
@@ -112,8 +113,9 @@ class Conversation:
         """One reply of the root to *messages*, within the budget."""
         reservation, room = self._reserve(messages)
         if room is not None:
-            max_chars = min(room, max_chars or room)
-        stream = self._root.propose(messages, attempt=attempt)
+            chars = self._meter.chars(room)
+            max_chars = min(chars, max_chars or chars)
+        stream = self._root.propose(messages, attempt=attempt, max_tokens=room)
         try:
             reply = await read_reply(
                 stream, words, signal=self._signal, log=StreamLog(tell), max_chars=max_chars
@@ -125,7 +127,11 @@ class Conversation:
         return reply
 
     def _reserve(self, messages: Sequence[Message]) -> tuple[Reservation, int | None]:
-        """Set tokens aside for a reply, and say how many characters the budget has for it."""
+        """Set tokens aside for a reply, and say how many it may have where they are limited.
+
+        It may have what is set aside and no more, so that the replies of parallel child runs
+        keep to the limit together.
+        """
         if not self._root.sampled:
             return self._ledger.reserve(Cost()), None
         asked = self._meter.tokens(messages)
@@ -136,7 +142,7 @@ class Conversation:
         if asked + LEAST_REPLY_TOKENS <= left:
             # A reply seldom takes all that it may: the last ones get what is left.
             most = min(most, left)
-        return self._ledger.reserve(Cost(tokens=most)), self._meter.chars(max(left - asked, 0))
+        return self._ledger.reserve(Cost(tokens=most)), most - asked
 
 
 def _tokens_left(ledger: Ledger) -> int | None:

@@ -83,7 +83,9 @@ class PlaybookRoot:
         """The cells of a ``.py`` file in percent format or of a notebook; see `read_playbook`."""
         return cls(read_playbook(Path(path), query), pace=pace, name=f"playbook:{path}")
 
-    def propose(self, messages: Sequence[Message], *, attempt: int = 1) -> RootStream:
+    def propose(
+        self, messages: Sequence[Message], *, attempt: int = 1, max_tokens: int | None = None
+    ) -> RootStream:
         return TextStream(self._reply(messages, attempt))
 
     async def close(self) -> None:

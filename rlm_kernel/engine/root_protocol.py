@@ -57,8 +57,13 @@ class Root(Protocol):
     def max_tokens(self) -> int | None:
         """Tokens of a reply at most, where the root keeps to a number."""
 
-    def propose(self, messages: Sequence[Message], *, attempt: int = 1) -> RootStream:
+    def propose(
+        self, messages: Sequence[Message], *, attempt: int = 1, max_tokens: int | None = None
+    ) -> RootStream:
         """Ask for the next reply. *attempt* above 1 repeats a turn.
+
+        *max_tokens* is what the budget has for this reply, thoughts included; the reply ends
+        there with finish ``length``.
 
         Iterating raises `RootError` where the root cannot be asked or its reply breaks off,
         and `NoAnswer` where it has no more to propose.

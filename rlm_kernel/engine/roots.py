@@ -53,7 +53,9 @@ class HumanRoot:
             raise UsageError("the cell is empty; write Python, or stop the run with %rlm stop")
         self._submitted.put_nowait(source)
 
-    def propose(self, messages: Sequence[Message], *, attempt: int = 1) -> RootStream:
+    def propose(
+        self, messages: Sequence[Message], *, attempt: int = 1, max_tokens: int | None = None
+    ) -> RootStream:
         return TextStream(self._reply(messages))
 
     async def close(self) -> None:

@@ -470,6 +470,19 @@ async def test_the_token_limit_stops_the_run_before_it_is_overspent(stage: Stage
     assert ended.usage.calls == len(server.requests)
 
 
+async def test_a_root_that_only_thinks_keeps_to_the_token_limit(stage: Stage) -> None:
+    """Also where its server keeps to no bound: its thoughts are counted as they come."""
+    async with ScriptedServer(reply=lambda _: Say("", reasoning="I think so. " * 9000)) as server:
+        root = chat(server)
+        ended = await stage.run(root, Budget(max_tokens=5_000)).run()
+        await root.close()
+
+    assert ended.state == "stopped"
+    # The piece that reaches the limit is counted whole.
+    assert 4_000 < ended.usage.tokens <= 5_020
+    assert all(r.body["max_tokens"] < 5_000 for r in server.requests)
+
+
 async def test_a_run_above_that_has_spent_its_tokens_stops_the_child(stage: Stage) -> None:
     above = Ledger(Budget(max_tokens=100))
     above.used = Usage(input_tokens=100)
