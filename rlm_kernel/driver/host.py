@@ -46,6 +46,7 @@ from rlm_kernel.driver.protocol import (
     source_sha,
 )
 from rlm_kernel.driver.request import Listener, Outcome, RunRequest, Silent
+from rlm_kernel.environ import protect
 from rlm_kernel.errors import RecordError, RLMError, UsageError
 
 __all__ = ["Host"]
@@ -139,6 +140,9 @@ class Host:
     async def run(self) -> Outcome:
         """Start the kernel, run, save; the kernel is gone when this returns or raises.
 
+        The calling process is undumpable from then on (`rlm_kernel.environ.protect`): the keys
+        that the kernel gets from its environment are in it as well.
+
         Raises
         ------
         UsageError
@@ -148,6 +152,7 @@ class Host:
         RLMError
             Anything else that kept the run from its end.
         """
+        protect()
         final: Final | None = None
         try:
             final = await self._unless_given_up(self._run_in_kernel())

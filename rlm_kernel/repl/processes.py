@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import os
 import signal
@@ -19,7 +18,7 @@ from typing import Protocol
 from rlm_kernel.errors import UsageError, WorkerDied
 from rlm_kernel.repl import supervisor as script
 
-__all__ = ["MARK", "SupervisorProcess", "describe_exit", "kill_marked", "protect"]
+__all__ = ["MARK", "SupervisorProcess", "describe_exit", "kill_marked"]
 
 MARK = "RLM_TREE"
 """Environment variable with the id of a tree of processes. It finds them where no parent does."""
@@ -42,17 +41,6 @@ class SupervisorOwner(Protocol):
 
     def on_supervisor_end(self) -> None:
         """The supervisor is gone, and its workers with it or soon."""
-
-
-def protect() -> None:
-    """Make the calling process undumpable (prctl(2), ``PR_SET_DUMPABLE``).
-
-    Without it a worker of the same user reads this process's memory and its
-    environment, keys included, from ``/proc`` and attaches to it with ptrace,
-    whatever its own environment holds. The price: no core dumps, no debugger
-    and no profiler of another process.
-    """
-    ctypes.CDLL(None).prctl(script.PR_SET_DUMPABLE, ctypes.c_ulong(0), 0, 0, 0)
 
 
 def describe_exit(status: int) -> str:

@@ -19,11 +19,12 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from rlm_kernel.cells import Output, PromptInfo, Variable
+from rlm_kernel.environ import protect as make_undumpable
+from rlm_kernel.environ import scrub
 from rlm_kernel.errors import PromptError, UsageError, WorkerDied
 from rlm_kernel.prompts import Prompt, PromptKind, check_prompt, encoded, kind_of
 from rlm_kernel.repl.callbacks import guarded
 from rlm_kernel.repl.cell import Cell, Executed
-from rlm_kernel.repl.environ import scrub
 from rlm_kernel.repl.handler import ReplHandler
 from rlm_kernel.repl.incoming import Incoming
 from rlm_kernel.repl.interrupt import interrupt_cell
@@ -48,7 +49,6 @@ from rlm_kernel.repl.messages import (
     Variables,
 )
 from rlm_kernel.repl.output import MAX_OUTPUT, Unshowable, plain
-from rlm_kernel.repl.processes import protect as make_undumpable
 from rlm_kernel.repl.prompt_file import write_memfd
 from rlm_kernel.repl.tree import WORKER_ARGV, Tree
 
@@ -110,12 +110,12 @@ class Repl:
             Working folder of cells; the caller's by default.
         environ
             Environment of cells, ``os.environ`` by default. What looks like a credential is
-            left out (`rlm_kernel.repl.environ`).
+            left out (`rlm_kernel.environ`).
         launcher
             Command prefix in which the processes run, such as a sandbox.
         protect
             Make the calling process undumpable, so that cells cannot read its memory
-            (`rlm_kernel.repl.processes.protect`). It stays so.
+            (`rlm_kernel.environ.protect`). It stays so.
         worker_argv
             Command of the worker, with the path of its program first.
 

@@ -24,6 +24,7 @@ import threading
 
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import EMBEDDED_MODEL, EndpointSpec
+from rlm_kernel.environ import scrub
 from rlm_kernel.errors import RLMError, UsageError
 from rlm_kernel.subcalls.endpoint import Reply
 from rlm_kernel.subcalls.model_file import Progress, ensure_model, model_path
@@ -121,6 +122,7 @@ class EmbeddedServer:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            env=scrub(os.environ),  # a worker could read it from /proc
             start_new_session=True,  # Ctrl-C in a terminal is not for it
         )
         assert self._process.stdin is not None

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from rlm_kernel.environ import scrub
 from rlm_kernel.errors import RLMError
 
 __all__ = ["MODEL_NAME", "Progress", "ensure_model", "model_path"]
@@ -144,6 +145,7 @@ def _download(folder: Path, progress: Progress) -> None:
         process = subprocess.Popen(
             command,
             cwd=folder,
+            env=_pip_environ(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -163,6 +165,17 @@ def _download(folder: Path, progress: Progress) -> None:
         if code:
             errors.seek(0)
             raise RLMError(_why(errors.read().decode(errors="replace")))
+
+
+def _pip_environ() -> dict[str, str]:
+    """No key of a model. A password for the index or the proxy stays: there is no way to the
+    file without it."""
+    its_own = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("PIP_") or name.lower().endswith("_proxy")
+    }
+    return scrub(os.environ) | its_own
 
 
 def _progress_of(process: subprocess.Popen[str]) -> Iterator[int]:

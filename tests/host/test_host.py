@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_orphans")
 Playbook = Callable[..., str]
 QUERY = "What is the needle?"
 LENGTH = len("".join(LINES))
+PR_GET_DUMPABLE, PR_SET_DUMPABLE = 3, 4
 
 
 class Reacts:
@@ -52,6 +54,17 @@ def requested(prompt: Path, root: str, **options: str) -> RunRequest:
 async def ran(prompt: Path, root: str, out: Path | None = None) -> tuple[Outcome, Document]:
     document = Document(out)
     return await Host(requested(prompt, root), document).run(), document
+
+
+async def test_the_host_is_undumpable_since_it_has_the_keys_too(
+    prompt: Path, playbook: Playbook
+) -> None:
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0)
+    assert libc.prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
+    await ran(prompt, playbook("Final = 1"))
+
+    assert libc.prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) == 0
 
 
 async def test_a_run_leaves_its_trajectory_as_a_valid_notebook(

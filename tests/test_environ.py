@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlm_kernel.repl.environ import scrub
+from rlm_kernel.environ import scrub
 
 SECRET_NAMES = [
     "OPENAI_API_KEY",
@@ -143,12 +143,6 @@ def test_random_bytes_in_any_common_coding_are_left_out(size: int) -> None:
 @given(st.dictionaries(st.text(max_size=12), st.text(max_size=60), max_size=8))
 def test_what_passes_is_unchanged_and_passes_again(environ: dict[str, str]) -> None:
     kept = scrub(environ)
-    backend = kept["MPLBACKEND"]
 
-    assert backend == environ.get("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    assert {**environ, **kept, "MPLBACKEND": ""} == {**environ, "MPLBACKEND": ""}
+    assert kept.items() <= environ.items()
     assert scrub(kept) == kept
-
-
-def test_backend_that_is_set_stays() -> None:
-    assert scrub({"MPLBACKEND": "agg"}) == {"MPLBACKEND": "agg"}

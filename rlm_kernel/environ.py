@@ -1,22 +1,26 @@
-"""What of the kernel's environment a worker may see.
+"""What a worker may see of our environment: none of our processes shows it a key.
 
 Code in cells is hostile until shown otherwise, and models read ``os.environ``
-when they look for help. So nothing whose name or value looks like a
-credential goes down. A variable too many that is left out does little harm; one
-too few does much. The rules look at shapes only and cannot know every
-secret: the environment of the worker is a courtesy, `protect` and the
-sandbox launchers are the boundary.
+when they look for help; ``/proc`` shows it the environment of every other
+process of the same user. So nothing whose name or value looks like a
+credential goes down to a worker or a process that needs none, and those that
+hold keys are undumpable. A variable too many that is left out does little
+harm; one too few does much. The rules look at shapes only and cannot know
+every secret: `protect` and the sandbox launchers are the boundary.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 
-__all__ = ["looks_secret", "scrub"]
+__all__ = ["looks_secret", "protect", "scrub"]
+
+_PR_SET_DUMPABLE = 4
 
 _SECRET_NAME = re.compile(
     r"""
@@ -67,13 +71,20 @@ _RANDOM_MIX = 0.15
 
 
 def scrub(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what of *environ* a worker gets.
+    """*environ* without what looks like a credential."""
+    return {name: value for name, value in environ.items() if not looks_secret(name, value)}
 
-    ``MPLBACKEND`` is set to matplotlib's inline backend where it is unset.
+
+def protect() -> None:
+    """Make the calling process undumpable (prctl(2), ``PR_SET_DUMPABLE``).
+
+    Without it a worker of the same user reads this process's memory and its
+    environment, keys included, from ``/proc`` and attaches to it with ptrace,
+    whatever its own environment holds. It does not pass on to programs that
+    the process starts. The price: no core dumps, no debugger and no profiler of
+    another process.
     """
-    kept = {name: value for name, value in environ.items() if not looks_secret(name, value)}
-    kept.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    return kept
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(0), 0, 0, 0)
 
 
 def looks_secret(name: str, value: str) -> bool:
