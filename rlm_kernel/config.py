@@ -179,7 +179,11 @@ def _parse_openai(rest: str, environ: Mapping[str, str]) -> EndpointSpec:
 
 def _normal_url(url: str) -> str:
     """*url* as the base of the API: with ``/v1`` where it has no path, no slash at its end."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets that do not match, characters that no host name has
+        shown = "the URL in the spec" if "@" in url else repr(url[:80])
+        raise UsageError(f"{shown} is no URL of an endpoint: write http://HOST:PORT/v1") from None
     if "@" in parts.netloc:
         raise UsageError(
             "the URL holds a user name or password: leave it out and set RLM_API_KEY instead"

@@ -84,6 +84,9 @@ def test_any_model_name_survives(model: str) -> None:
         ("openai:m@localhost:8000", "write openai:m@http://localhost:8000"),
         ("openai:m@http://", "is no URL of an endpoint"),
         ("openai:m@http://h:99999", "is no URL of an endpoint"),
+        ("openai:m@http://[oops", "is no URL of an endpoint"),
+        ("openai:m@http://a]b/", "is no URL of an endpoint"),
+        ("openai:m@http://\u2100.example/", "is no URL of an endpoint"),
         ("openai:m@http://h/v1?key=1", "no query"),
     ],
 )
@@ -110,6 +113,7 @@ def test_only_a_model_answers_sub_calls(text: str) -> None:
         "openai:m@https://hunter2@h/v1",
         "opnai:m@https://user:hunter2@h/v1",
         "openai:m@https://h/v1?key=hunter2",
+        "openai:m@http://user:hunter2@[oops",
     ],
 )
 def test_a_password_in_a_url_is_refused_and_not_repeated(text: str) -> None:
