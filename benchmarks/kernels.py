@@ -13,7 +13,7 @@ from jupyter_client.manager import KernelManager
 __all__ = ["RunningKernel"]
 
 _ARGV = {
-    "rlm": [sys.executable, "-m", "rlm_kernel", "-f", "{connection_file}"],
+    "rlm": [sys.executable, "-P", "-m", "rlm_kernel", "-f", "{connection_file}"],
     "ipykernel": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
 }
 

@@ -20,8 +20,9 @@ from ipykernel.kernelbase import Kernel
 from traitlets import Type
 
 import rlm_kernel
-from rlm_kernel.cells import Clear, Display, ErrorOutput, Output, Result, Stream
+from rlm_kernel.cells import CellResult, Clear, Display, ErrorOutput, Output, Result, Stream
 from rlm_kernel.driver.protocol import TARGET
+from rlm_kernel.errors import RLMError
 from rlm_kernel.repl import Executed, Repl
 from rlm_kernel.repl.messages import CommDone, CommFromWorker, CommToWorker
 from rlm_kernel.session.notebook import NotebookSession
@@ -70,10 +71,8 @@ class RLMKernel(Kernel):
         self._session_ready = loop.create_task(self._open_session())
 
     async def _open_session(self) -> NotebookSession:
-        repl = self.parent.repl
-        session = NotebookSession(repl, front_end=self)
-        await repl.ready()
-        return session
+        # Not waiting for the worker: where it does not come up, the first cell says why.
+        return NotebookSession(self.parent.repl, front_end=self)
 
     async def _session(self) -> NotebookSession:
         assert self._session_ready is not None
@@ -96,7 +95,10 @@ class RLMKernel(Kernel):
     async def _close(self) -> None:
         if not self._ending:
             self._ending = True
-            await (await self._session()).close()
+            try:
+                await (await self._session()).close()
+            except Exception:  # the kernel ends in any case, and with it all that is below
+                self.log.exception("the session could not be closed")
 
     async def interrupt_request(self, stream: Any, ident: Any, parent: Message) -> None:
         """Interrupt the running cell. Comes on the control thread, also while a cell runs."""
@@ -166,22 +168,32 @@ class RLMKernel(Kernel):
         cell_id: str | None = None,
     ) -> dict[str, Any]:
         """Run a cell in the worker and answer with how it went."""
-        session = await self._session()
         request = self._request
         if store_history and not silent:
             self._history.append(code)
-        executed = await session.execute_request(
-            code,
-            silent=silent,
-            store_history=store_history,
-            user_expressions=user_expressions or {},
-            allow_stdin=allow_stdin,
-            header=request["header"],
-            cell_id=cell_id or "",
-            on_start=lambda cell: self._remember(cell, request),
-            publish=lambda output: self._publish(output, request),
-        )
+        try:
+            executed = await (await self._session()).execute_request(
+                code,
+                silent=silent,
+                store_history=store_history,
+                user_expressions=user_expressions or {},
+                allow_stdin=allow_stdin,
+                header=request["header"],
+                cell_id=cell_id or "",
+                on_start=lambda cell: self._remember(cell, request),
+                publish=lambda output: self._publish(output, request),
+            )
+        except Exception as error:  # without a reply the front end would wait for ever
+            executed = self._not_executed(error, request)
         return self._reply(executed, store_history and not silent)
+
+    def _not_executed(self, error: Exception, request: Message) -> Executed:
+        if not isinstance(error, RLMError):
+            self.log.error("a cell could not be executed", exc_info=error)
+        shown = ErrorOutput(type(error).__name__, str(error), [f"{type(error).__name__}: {error}"])
+        self._publish(shown, request)
+        result = CellResult(ok=False, execution_count=self._count, error=shown)
+        return Executed(cell=0, result=result)
 
     def _reply(self, executed: Executed, counts: bool) -> dict[str, Any]:
         result = executed.result

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from rlm_kernel.record import Record
 from rlm_kernel.repl import Repl
 from rlm_kernel.session.eventlog import EventLog
 from rlm_kernel.session.models import Models
-from rlm_kernel.session.session import Request, Session, new_id
+from rlm_kernel.session.session import TASK_QUERY, Request, Session, new_id
 from rlm_kernel.session.settings import Settings
 from rlm_kernel.subcalls.endpoint import Endpoint
 from rlm_kernel.subcalls.scheduler import Scheduler
@@ -32,7 +33,6 @@ T = TypeVar("T")
 Prompt = str | Sequence[str] | Mapping[str, str] | Sequence[Mapping[str, str]]
 
 CHAT_QUERY = "P is a conversation, one message per item. Write the reply to its last message."
-DEFAULT_QUERY = "P is a task with its material. Do what it asks and set the result as the answer."
 
 
 class CompletedRun:
@@ -102,9 +102,9 @@ class RLM:
 
     Notes
     -----
-    Code that the root writes runs in a process of its own, without your keys. While it lives,
-    the calling process is undumpable (``PR_SET_DUMPABLE``), so that the code cannot read them
-    from this process either.
+    Code that the root writes runs in a process of its own, without your keys. From the first
+    completion on the calling process is undumpable (``PR_SET_DUMPABLE``), so that the code
+    cannot read them from this process either; it stays so.
 
     Examples
     --------
@@ -223,14 +223,14 @@ class RLM:
 def _plain_prompt(prompt: Prompt) -> tuple[str | list[str] | dict[str, str], str]:
     """*prompt* as what ``P`` can be, and the query where none is given."""
     if isinstance(prompt, str):
-        return prompt, DEFAULT_QUERY
+        return prompt, TASK_QUERY
     if isinstance(prompt, Mapping):
-        return check_prompt(dict(prompt)), DEFAULT_QUERY
+        return check_prompt(dict(prompt)), TASK_QUERY
     items = list(prompt)
     messages = [item for item in items if isinstance(item, Mapping)]
     if items and len(messages) == len(items):
         return [_message_text(message) for message in messages], CHAT_QUERY
-    return check_prompt(items), DEFAULT_QUERY
+    return check_prompt(items), TASK_QUERY
 
 
 def _message_text(message: Mapping[str, Any]) -> str:
@@ -241,23 +241,37 @@ def _message_text(message: Mapping[str, Any]) -> str:
 
 
 def _run_anywhere(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run *coroutine* to its end, on a thread of its own where this one has a running loop."""
+    """Run *coroutine* to its end, on a thread of its own where this one has a running loop.
+
+    Ctrl-C cancels it and is raised when it has ended, in either case.
+    """
     if not _has_running_loop():
         return asyncio.run(coroutine)
-    outcome: list[T | BaseException] = []
+    begun: Future[Callable[[], None]] = Future()
+    """How to cancel it."""
 
-    def work() -> None:
+    async def work() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        begun.set_result(lambda: _call_soon(loop, task.cancel))
+        return await coroutine
+
+    # Its exit waits for the thread.
+    with ThreadPoolExecutor(1, thread_name_prefix="rlm-completion") as thread:
+        done = thread.submit(lambda: asyncio.run(work()))
         try:
-            outcome.append(asyncio.run(coroutine))
-        except BaseException as error:  # raised again below, on the caller's thread
-            outcome.append(error)
+            return done.result()
+        except BaseException:
+            if not done.done():  # interrupted here; else it is the completion's own error
+                begun.add_done_callback(lambda cancel: cancel.result()())
+            raise
 
-    thread = threading.Thread(target=work, name="rlm-completion")
-    thread.start()
-    thread.join()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """From another thread; nothing where *loop* has ended meanwhile."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
 
 
 def _has_running_loop() -> bool:

@@ -182,6 +182,12 @@ class Host:
         environ = dict(self._environ)
         if self.document.path is not None:
             environ["RLM_NOTEBOOK"] = str(self.document.path.absolute())
+        # Named here, by who started the program, and not by a cell alone: these get the key.
+        environ |= {
+            name: self.request.options[option]
+            for name, option in (("RLM_ROOT", "root"), ("RLM_SUB", "sub"))
+            if option in self.request.options
+        }
         async with KernelProcess.open(
             argv=self._argv, environ=environ, timeout=self._start_timeout
         ) as kernel:

@@ -31,7 +31,7 @@ class KernelDied(RLMError):
 
 def own_kernel_argv() -> list[str]:
     """The command of the kernel in the running interpreter, installed kernelspec or not."""
-    return [sys.executable, "-m", "rlm_kernel", "-f", "{connection_file}"]
+    return [sys.executable, "-P", "-m", "rlm_kernel", "-f", "{connection_file}"]
 
 
 class _OneSpec(KernelSpecManager):

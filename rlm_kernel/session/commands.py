@@ -11,7 +11,10 @@ from rlm_kernel.engine.decisions import Decision
 from rlm_kernel.engine.run import Run
 from rlm_kernel.errors import UsageError
 
-__all__ = ["Steered", "answer_command"]
+__all__ = ["HARMLESS", "Steered", "answer_command"]
+
+HARMLESS = ("status", "budget")
+"""Commands that change nothing."""
 
 
 class Steered(Protocol):

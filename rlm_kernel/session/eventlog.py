@@ -9,16 +9,28 @@ transaction per tick.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
-from rlm_kernel.engine.events import Event, Stored
+from rlm_kernel.engine.events import (
+    Event,
+    RunStarted,
+    Stored,
+    SubcallStarted,
+    TurnExecuting,
+    TurnStarted,
+)
 from rlm_kernel.errors import RecordError
 from rlm_kernel.record import Record
 
 __all__ = ["EventLog"]
 
 Listener = Callable[[Stored], None]
+
+log = logging.getLogger(__name__)
+
+_BEGINNINGS = (RunStarted, TurnStarted, TurnExecuting, SubcallStarted)
 
 
 class EventLog:
@@ -65,7 +77,15 @@ class EventLog:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def emit(self, run_id: str, event: Event) -> None:
-        """Append *event*; listeners hear of it after the commit."""
+        """Append *event*; listeners hear of it after the commit.
+
+        Raises
+        ------
+        RecordError
+            It says that something begins, and nothing can be recorded: it is not to begin.
+        """
+        if self.broken is not None and isinstance(event, _BEGINNINGS):
+            raise self.broken
         self._pending.append(self._append(run_id, event))
         if not self._scheduled:
             self._scheduled = True
@@ -80,7 +100,13 @@ class EventLog:
         events, self._pending = self._pending, []
         for stored in events:
             for listener in tuple(self._listeners):
-                listener(stored)
+                self._tell(listener, stored)
+
+    def _tell(self, listener: Listener, stored: Stored) -> None:
+        try:
+            listener(stored)
+        except Exception:  # it is somebody's code, and the others have to hear
+            log.exception("a listener failed at event %d of run %s", stored.seq, stored.run_id)
 
     def close(self) -> None:
         """Commit and close the record."""
@@ -95,6 +121,8 @@ class EventLog:
 
     def retry(self) -> None:
         """Write what a failure kept from being written. Raises `RecordError` where it lasts."""
+        if self.broken is not None and self._record is None:
+            self._record, self.broken = self._open_record(), None
         self._commit()
         if self.broken is not None:
             raise self.broken
@@ -113,6 +141,8 @@ class EventLog:
             return self.record.append(run_id, event)
         except RecordError as error:
             self._break(error)
+            if isinstance(event, _BEGINNINGS):
+                raise
         self._unrecorded -= 1
         return Stored(self._unrecorded, run_id, time.time(), event)
 

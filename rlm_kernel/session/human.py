@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from rlm_kernel.cells import CellResult
 from rlm_kernel.engine.events import RunEnded
-from rlm_kernel.engine.roots import HumanRoot, Message, Root
+from rlm_kernel.engine.roots import HumanRoot, Message
 from rlm_kernel.errors import RLMError
 from rlm_kernel.repl import Executed
 
@@ -24,8 +24,8 @@ class HumanExecutor:
     already open does it.
     """
 
-    def __init__(self) -> None:
-        self.root: Root | None = None
+    def __init__(self, root: HumanRoot) -> None:
+        self._root = root
         self._asked: asyncio.Queue[tuple[int, Sequence[Message], asyncio.Future[CellResult]]] = (
             asyncio.Queue()
         )
@@ -44,8 +44,7 @@ class HumanExecutor:
 
         Raises `RLMError` where the run ends before it takes the cell.
         """
-        assert isinstance(self.root, HumanRoot)
-        self.root.submit(code)
+        self._root.submit(code)
         asked = asyncio.ensure_future(self._asked.get())
         await asyncio.wait([asked, run], return_when=asyncio.FIRST_COMPLETED)
         if not asked.done():
@@ -58,6 +57,4 @@ class HumanExecutor:
             done.set_exception(error)
             raise
         done.set_result(executed.result)
-        if executed.result.answer is not None:
-            await asyncio.wait([run], timeout=5)
         return executed

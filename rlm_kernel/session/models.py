@@ -1,9 +1,9 @@
 """Turns specs into roots and endpoints, each endpoint once per process.
 
-Keys stay with whom a person trusts. Code in the worker can ask for any
-endpoint, in a sub-call or by pretending that somebody typed ``%%rlm``; so a
-server is asked, and given a key, only where the environment names it, or a
-program, or the text of a cell as the front end sent it.
+Keys stay where they belong. Code in the worker can ask for any endpoint, in a
+sub-call or by pretending to be a front end. So a key goes only to servers
+that the environment names (RLM_ROOT, RLM_SUB, OPENAI_BASE_URL) or a program;
+one whose spec stands in a cell may be asked too, without a key; others not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from pathlib import Path
 
 import msgspec
 
-from rlm_kernel.config import EndpointSpec, api_key_for, parse_root_spec, parse_sub_spec
+from rlm_kernel.config import (
+    EndpointSpec,
+    api_key_for,
+    is_private,
+    parse_root_spec,
+    parse_sub_spec,
+)
 from rlm_kernel.engine.roots import HumanRoot, PlaybookRoot, Root
 from rlm_kernel.errors import RLMError, UsageError
 from rlm_kernel.session.settings import Settings
@@ -55,22 +61,39 @@ class Models:
         self._given = sub
         self._endpoints: dict[str, Endpoint] = {}
         self._trusted = {parse_sub_spec("openai:any", environ).base_url}
+        self._named: set[str] = set()
         for variable in ("RLM_ROOT", "RLM_SUB"):
             self.trust(environ.get(variable, ""))
 
     def trust(self, text: str) -> None:
-        """Servers whose specs stand in *text* may be asked: a person wrote it, or a program."""
+        """Servers whose specs stand in *text*, of a program or the environment, get the key."""
+        self._trusted |= self._servers(text)
+
+    def name(self, text: str) -> None:
+        """Servers whose specs stand in *text*, of a cell, may be asked without a key."""
+        self._named |= self._servers(text)
+
+    def _servers(self, text: str) -> set[str]:
+        servers = set()
         for found in _SPEC.findall(text):
             with contextlib.suppress(UsageError):  # told where the spec is used
-                self._trusted.add(parse_sub_spec(found, self._environ).base_url)
+                servers.add(parse_sub_spec(found, self._environ).base_url)
+        return servers
 
     def _key(self, spec: EndpointSpec) -> str:
-        if spec.base_url not in self._trusted:
+        if spec.base_url in self._trusted:
+            return api_key_for(spec, self._environ)
+        if spec.base_url not in self._named:
             raise UsageError(
                 f"{spec.base_url} was named by code alone, so it is not asked: write the whole "
                 "spec in a cell of yours, or set RLM_ROOT or RLM_SUB"
             )
-        return api_key_for(spec, self._environ)
+        if is_private(spec.base_url):
+            return "none"
+        raise UsageError(
+            f"no key is sent to {spec.base_url}, which only a cell names: start the kernel with "
+            "OPENAI_BASE_URL, RLM_ROOT or RLM_SUB set to that server"
+        )
 
     async def root(self, spec: str, query: str) -> Root:
         """A new root for one run. Raises `UsageError` for a spec that names none."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -38,10 +38,10 @@ from rlm_kernel.session.settings import Settings
 from rlm_kernel.subcalls.batch import ChildOutcome, Outcome
 from rlm_kernel.subcalls.scheduler import Scheduler
 
-__all__ = ["CHILD_QUERY", "FrontEnd", "Request", "Session", "new_id"]
+__all__ = ["TASK_QUERY", "FrontEnd", "Request", "Session", "new_id"]
 
-CHILD_QUERY = "P is a task with its material. Do what it asks and set the result as the answer."
-"""What a child run is asked where the caller gave only a prompt."""
+TASK_QUERY = "P is a task with its material. Do what it asks and set the result as the answer."
+"""What a run is asked where only a prompt was given."""
 
 
 def new_id() -> str:
@@ -84,9 +84,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 0
     parent_run_id: str = ""
     parent_call_id: str = ""
-
-
-MakeExecutor = Callable[[], Executor]
 
 
 class Session:
@@ -165,7 +162,9 @@ class Session:
         self.prompt = ready.prompt
         root = root or await self.models.root(settings.root, request.query)
         await self._record_prompt(ready.prompt)
-        self._ledger = ledger or Ledger(settings.budget)
+        ledger = ledger or Ledger(settings.budget)
+        sub_context = await self.models.sub_context(settings)
+        self._ledger = ledger
         self.settings = settings
         self._stopping = False
         self.run = Run(
@@ -175,12 +174,12 @@ class Session:
             root=root,
             dialect=dialect,
             executor=executor or DirectExecutor(self),
-            ledger=self._ledger,
+            ledger=ledger,
             emit=lambda event: self.log.emit(run_id, event),
             policy=policy or (ask if settings.policy == "ask" else automatic),
             root_spec=root.name,
             sub_spec=self.models.sub_name(settings),
-            sub_context=await self.models.sub_context(settings),
+            sub_context=sub_context,
             hide_stream=request.depth > 0,
             depth=request.depth,
             parent_run_id=request.parent_run_id,
@@ -191,7 +190,9 @@ class Session:
     async def finish(self, run: Run) -> RunEnded:
         """Let *run* work until its end, and give back what it held."""
         try:
-            return await run.run()
+            ended = await run.run()
+            await self._restore_prompt()
+            return ended
         finally:
             self.run = None
             self.turn = 0
@@ -204,8 +205,14 @@ class Session:
         if record.has_prompt(prompt.sha256):
             return
         loop = asyncio.get_running_loop()
+        left = _most_bytes(prompt)
         with record.prompt_writer(prompt) as writer:
             async for chunk in self.repl.read_prompt():
+                left -= len(chunk)
+                if left < 0:
+                    raise RLMError(
+                        "the worker sent more than the prompt that it told of; load it again"
+                    )
                 # Compressing 1 GB takes seconds; the kernel answers meanwhile.
                 await loop.run_in_executor(None, writer.write, chunk)
 
@@ -228,7 +235,7 @@ class Session:
         """Run the cell of *turn* in the REPL, restoring ``P`` first where a worker was lost."""
         if self._stopping:
             return _not_run(turn)
-        await self._restore_prompt()
+        await self._restore_prompt(len(history))
         self.turn = turn
         try:
             return await self.repl.execute(
@@ -242,13 +249,15 @@ class Session:
         finally:
             self.turn = 0
 
-    async def _restore_prompt(self) -> None:
+    async def _restore_prompt(self, news: int = 0) -> None:
+        """Give a new worker ``P`` and the messages, but for the last *news*: those come anew."""
         if not self._restore or self.run is None or self.prompt is None:
             return
         self._restore = False
         chunks = self.log.record.prompt_chunks(self.prompt.sha256)
         await self.repl.load_prompt_chunks(chunks, kind=self.prompt.kind, source=self.prompt.source)
-        messages = [{"role": m.role, "content": m.content} for m in self.run.history]
+        told = self.run.history[: len(self.run.history) - news]
+        messages = [{"role": m.role, "content": m.content} for m in told]
         await self.repl.begin(self.run.run_id, messages)
 
     async def stop_turn(self) -> None:
@@ -257,9 +266,7 @@ class Session:
         await self.repl.interrupt()
 
     def interrupt(self) -> None:
-        """Interrupt the running cell; a run pauses at its next proposal."""
-        if self.run is not None:
-            self.run.pause()
+        """Interrupt the running cell."""
         _keep(asyncio.ensure_future(self.repl.interrupt()))
 
     async def close(self) -> None:
@@ -287,8 +294,9 @@ class Session:
         self.front_end.comm(message)
 
     def prompt_set(self, prompt: PromptInfo) -> None:
-        """A person's cell loaded ``P``."""
-        self.prompt = prompt
+        """A person's cell loaded ``P``. In a run the prompt is what it is, whatever is said."""
+        if self.run is None:
+            self.prompt = prompt
 
     def worker_lost(self, reason: str, lost: list[str]) -> None:
         """The worker is gone; a run gets ``P`` back before its next cell."""
@@ -308,21 +316,28 @@ class Session:
         raise UsageError("%rlm commands are for the person at the notebook")
 
     def budget(self) -> dict[str, float | int | None]:
-        """What ``budget()`` shows: used, set aside and left of every limit."""
+        """What ``budget()`` shows: used and set aside by this run, left by it and all above."""
         ledger = self._ledger or self._person
-        limits, used, held = ledger.budget, ledger.used, ledger.reserved
+        used, held = ledger.used, ledger.reserved
+        line = ledger.line()
         shown: dict[str, float | int | None] = {
             "tokens_used": used.tokens,
             "tokens_reserved": held.tokens,
-            "tokens_left": _left(limits.max_tokens, used.tokens + held.tokens),
+            "tokens_left": _least(
+                (at.budget.max_tokens, at.used.tokens + at.reserved.tokens) for at in line
+            ),
             "subcalls_used": ledger.subcalls,
             "subcalls_reserved": held.subcalls,
-            "subcalls_left": _left(limits.max_subcalls, ledger.subcalls + held.subcalls),
+            "subcalls_left": _least(
+                (at.budget.max_subcalls, at.subcalls + at.reserved.subcalls) for at in line
+            ),
             "turns_used": ledger.turns,
-            "turns_left": limits.max_turns - ledger.turns,
-            "depth_left": max(limits.max_depth - ledger.depth, 0),
+            "turns_left": ledger.budget.max_turns - ledger.turns,
+            "depth_left": max(ledger.budget.max_depth - ledger.depth, 0),
             "cost_used": round(used.cost, 6),
-            "cost_left": _left(limits.max_cost, used.cost + held.cost),
+            "cost_left": _least(
+                (at.budget.max_cost, at.used.cost + at.reserved.cost) for at in line
+            ),
             "seconds_used": round(ledger.elapsed(), 3),
         }
         seconds = ledger.seconds_left()
@@ -362,11 +377,11 @@ class Session:
     ) -> Callable[[str, str, SubcallParams], Awaitable[ChildOutcome]]:
         parent_ledger = self._ledger or self._person
         parent_run_id = run.run_id if run is not None else ""
-        depth = 0 if run is None else parent_ledger.depth + 1
+        depth = parent_ledger.depth + 1
 
         async def spawn(call_id: str, prompt: str, params: SubcallParams) -> ChildOutcome:
             request = Request(
-                query=params.query or CHILD_QUERY,
+                query=params.query or TASK_QUERY,
                 settings=self.models.child_settings(settings, spec or params.model),
                 depth=depth,
                 parent_run_id=parent_run_id,
@@ -432,8 +447,15 @@ def _nothing() -> None:
     """There is nothing to cancel."""
 
 
-def _left(limit: float | None, used: float) -> float | int | None:
-    return None if limit is None else max(limit - used, 0)
+def _least(limits: Iterable[tuple[float | None, float]]) -> float | int | None:
+    """The least that is left of limits, given with what is used of each."""
+    left = [max(limit - used, 0) for limit, used in limits if limit is not None]
+    return min(left, default=None)
+
+
+def _most_bytes(prompt: PromptInfo) -> int:
+    """Bytes that *prompt* can have on its way: 4 for a character, 12 where JSON escapes it."""
+    return 12 * prompt.chars + 64 * prompt.items + 1024
 
 
 def _result(outcome: Outcome) -> SubcallResult:

@@ -55,7 +55,7 @@ class Kernel:
     def __init__(self, env: dict[str, str] | None = None, cwd: str | None = None) -> None:
         self.manager = KernelManager(kernel_name="rlm")
         self.manager._kernel_spec = KernelSpec(
-            argv=[sys.executable, "-m", "rlm_kernel", "-f", "{connection_file}"],
+            argv=[sys.executable, "-P", "-m", "rlm_kernel", "-f", "{connection_file}"],
             display_name="RLM (Python)",
             language="python",
             interrupt_mode="message",
