@@ -5,7 +5,7 @@
     tree            supervisor and live worker, replaced as they end
     processes       kernel's side of the supervisor;  supervisor: the process itself
     live            one worker: its `link`, its `pipes`, its open `requests`
-    messages        the protocol of the link
+    messages        the protocol of the link;  frames: how much a frame may hold
     worker          what runs in the worker process; never imported here
 
 This package knows no models and no Jupyter.

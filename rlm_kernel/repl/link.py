@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rlm_kernel.errors import LinkError, UsageError
+from rlm_kernel.repl.frames import MAX_VALUES, holds_too_many
 from rlm_kernel.repl.messages import MAX_FRAME, FromWorker, ToWorker
 
 __all__ = ["MAX_UNSENT", "Link", "LinkOwner"]
@@ -212,6 +213,8 @@ class Link:
                     self._wanted = min(max(_READ, end - have), _READ_LARGE)
                     break
                 with view[start + 4 : end] as frame:
+                    if holds_too_many(frame):
+                        return messages, self._violation(f"more than {MAX_VALUES:,} values at once")
                     try:
                         messages.append(_decoder.decode(frame))
                     except (msgspec.DecodeError, ValueError, RecursionError) as error:

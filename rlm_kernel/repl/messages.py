@@ -1,7 +1,8 @@
 """The protocol of the link between kernel and worker.
 
 A frame is a little-endian u32 length and that many bytes of msgpack: one of
-the structs below as an array with its tag first. The kernel decodes what
+the structs below as an array with its tag first, of a bounded number of values
+(`rlm_kernel.repl.frames`). The kernel decodes what
 comes from the worker into exactly these types; anything else is a violation
 and ends the worker. There is no pickle in either direction.
 

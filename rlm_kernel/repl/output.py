@@ -28,6 +28,9 @@ _MAX_ERROR = 200_000
 
 _MAX_DEPTH = 100
 
+_CONTAINER, _ITEM = 64, 8
+"""Characters that a list or a dict, and a place in one, count as."""
+
 StreamName = Literal["stdout", "stderr"]
 
 
@@ -138,7 +141,7 @@ class Collector:
         except Unshowable as why:
             self.refuse("an output", why)
             return
-        size = _size(output.data) + _size(output.metadata)
+        size = _size(output)
         old = self._find(output) if isinstance(output, Display) and output.update else None
         if self._used + size - (old.size if old is not None else 0) > self._limit:
             self.dropped += size
@@ -262,12 +265,18 @@ def _as_plain(value: Any) -> Any:
     return str(value)
 
 
-def _size(value: Any) -> int:
-    """Characters of a value of JSON types, about."""
+def _size(output: Display | Result) -> int:
+    """Characters of it, about: as many as its texts have where it holds nothing else."""
+    parts = (output.data, output.metadata)
+    return sum(len(key) + _weight(item) for part in parts for key, item in part.items())
+
+
+def _weight(value: Any) -> int:
+    """The memory that a value of JSON types takes counts, or empty containers would be free."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(len(key) + _size(item) for key, item in value.items())
+        return _CONTAINER + sum(_ITEM + len(key) + _weight(item) for key, item in value.items())
     if isinstance(value, list):
-        return sum(map(_size, value))
-    return 8
+        return _CONTAINER + sum(_ITEM + _weight(item) for item in value)
+    return _ITEM

@@ -110,6 +110,14 @@ def test_result_comes_in_its_place() -> None:
     assert collect(out("a"), result, out("b"))[0].outputs() == [out("a"), result, out("b")]
 
 
+def test_containers_count_though_they_hold_no_text() -> None:
+    empty = [Display({"application/json": [{} for _ in range(100)]}) for _ in range(10)]
+    collector, passed = collect(*empty, limit=20_000)
+
+    assert len(passed) == 2
+    assert collector.dropped > 50_000
+
+
 outputs = st.one_of(
     st.builds(Stream, st.sampled_from(["stdout", "stderr"]), st.text(max_size=30)),
     st.builds(shown, st.text(max_size=30), st.none() | st.just("a"), update=st.booleans()),

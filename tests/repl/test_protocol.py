@@ -32,6 +32,10 @@ VIOLATIONS = {
         r"frame(b'\x93\xa4emit\x01\x92\xa7display\x81\xa1a' + b'\x91' * 5000 + b'\xc0')",
         "no message",
     ),
+    "millions of values": (
+        r"frame(b'\x93\xa4emit\x01\x93\xa7display\x81\xa1a\xdd\0\x10\0\0' + b'\x80' * 0x100001)",
+        "more than 1,000,000 values",
+    ),
     "second hello": ("send(Hello(pid=1, python='3'))", "said hello twice"),
     "reply to nothing": ("send(Pong(id=request.id + 1))", "not asked"),
     "end of another cell": (

@@ -212,3 +212,16 @@ def test_tqdm_and_rich_know_a_notebook(worker: WorkerDriver) -> None:
     assert worker.run(code).result == "True"
     displays = worker.run("from rich import print as rprint; rprint('[b]x[/b]')").displays
     assert "text/html" in displays[0].data
+
+
+def test_what_holds_more_values_than_a_message_may_is_left_out(worker: WorkerDriver) -> None:
+    """The kernel would end a worker that sent it; here the person hears what is wrong."""
+    cell = worker.run("display({'application/json': [1] * 1_200_000}, raw=True)")
+    assert cell.displays == []
+    assert "not shown: more than the 1,000,000 numbers" in cell.err
+    cell = worker.run("Final = [1] * 1_200_000")
+    assert cell.finished.answer is None
+    assert "could not be handed over: more than the 1,000,000" in cell.err
+    cell = worker.run("globals().update({f'v{i}': i for i in range(250_000)})")
+    assert cell.finished.ok
+    assert worker.run("v249999").result == "249999"

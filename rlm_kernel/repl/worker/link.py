@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from rlm_kernel.repl import messages
+from rlm_kernel.repl.frames import MAX_VALUES, holds_too_many
 from rlm_kernel.repl.messages import FromWorker, ToWorker
 from rlm_kernel.repl.worker.interrupts import Interrupts
 from rlm_kernel.repl.worker.plain import encode_hook, plain
@@ -70,7 +71,7 @@ _READ = 1 << 18
 
 
 class FrameTooLarge(ValueError):
-    """A message is longer than the link allows."""
+    """A message is longer, or holds more values, than the link allows."""
 
 
 class LinkLost(RuntimeError):
@@ -200,6 +201,11 @@ class Link:
             raise FrameTooLarge(
                 f"{size / 2**20:.0f} MiB are more than the {messages.MAX_FRAME >> 20} MiB that "
                 "one message between REPL and kernel can hold; make it smaller"
+            )
+        if holds_too_many(frame, 4):
+            raise FrameTooLarge(
+                f"more than the {MAX_VALUES:,} numbers, texts and containers that one message "
+                "between REPL and kernel can hold; make it smaller"
             )
         frame[:4] = size.to_bytes(4, "little")
         return frame

@@ -241,11 +241,14 @@ class Worker:
         try:
             self.link.send(done)
         except (FrameTooLarge, TypeError) as error:
-            self._say(f"The answer of this cell could not be handed over: {error}.")
-            self.streams.flush()
-            self.link.send(
-                msgspec.structs.replace(done, answer=None, user_expressions={}, payload=[])
-            )
+            if done.answer or done.user_expressions or done.payload:
+                self._say(f"The answer of this cell could not be handed over: {error}.")
+                self.streams.flush()
+            done = msgspec.structs.replace(done, answer=None, user_expressions={}, payload=[])
+            try:
+                self.link.send(done)
+            except FrameTooLarge:  # as many variables as that
+                self.link.send(msgspec.structs.replace(done, variables=[]))
 
     # --- other commands -----------------------------------------------------------------------
 
