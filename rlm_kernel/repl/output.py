@@ -28,6 +28,9 @@ _MAX_ERROR = 200_000
 
 _MAX_DEPTH = 100
 
+_MAX_ID = 1000
+"""Characters of a display's id."""
+
 _CONTAINER, _ITEM = 64, 8
 """Characters that a list or a dict, and a place in one, count as."""
 
@@ -137,7 +140,7 @@ class Collector:
 
     def _add_rich(self, output: Display | Result) -> None:
         try:
-            output = _with_plain_data(output)
+            output = _with_plain_data(_with_short_id(output))
         except Unshowable as why:
             self.refuse("an output", why)
             return
@@ -223,6 +226,12 @@ def bounded_error(error: ErrorOutput) -> ErrorOutput:
         traceback.append(line[:room])
         room -= len(line) + 1
     return ErrorOutput(error.ename[:1000], error.evalue[:_MAX_ERROR], traceback)
+
+
+def _with_short_id(output: Display | Result) -> Display | Result:
+    if isinstance(output, Display) and output.display_id and len(output.display_id) > _MAX_ID:
+        raise Unshowable(f"its display_id has more than {_MAX_ID:,} characters")
+    return output
 
 
 def _with_plain_data(output: Display | Result) -> Display | Result:

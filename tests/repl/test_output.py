@@ -110,6 +110,16 @@ def test_result_comes_in_its_place() -> None:
     assert collect(out("a"), result, out("b"))[0].outputs() == [out("a"), result, out("b")]
 
 
+def test_display_with_an_id_without_end_is_left_out_and_that_is_said_once() -> None:
+    """What a front end and the record keep for a display is its id, too."""
+    displays = [shown("x", "i" * size) for size in (1000, 1001, 10**6)]
+    _, passed = collect(*displays, *displays)
+
+    assert [output for output in passed if isinstance(output, Display)] == [displays[0]] * 2
+    (note,) = [output for output in passed if isinstance(output, Stream)]
+    assert "display_id has more than 1,000 characters" in note.text
+
+
 def test_containers_count_though_they_hold_no_text() -> None:
     empty = [Display({"application/json": [{} for _ in range(100)]}) for _ in range(10)]
     collector, passed = collect(*empty, limit=20_000)
