@@ -16,8 +16,9 @@ from collections.abc import Callable
 import msgspec
 
 from rlm_kernel.errors import BudgetExceeded
+from rlm_kernel.prices import NAME, Price
 
-__all__ = ["Budget", "Cost", "Ledger", "Reservation", "Usage"]
+__all__ = ["Budget", "Cost", "Ledger", "Reservation", "Usage", "named_cost", "unpriced"]
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +53,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         """Input and output tokens together."""
         return self.input_tokens + self.output_tokens
 
+    def priced(self, price: Price | None) -> Usage:
+        """This, at *price* where the server did not name a cost itself."""
+        if self.cost or price is None:
+            return self
+        cost = price.of(self.input_tokens, self.output_tokens)
+        return msgspec.structs.replace(self, cost=cost)
+
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one run and all its descendants. ``None`` is no limit."""
@@ -74,7 +82,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time from the start of the first run."""
 
     max_cost: float | None = None
-    """US dollars."""
+    """US dollars. The models need prices (`rlm_kernel.prices`) or servers that name the cost."""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +116,19 @@ class Reservation:
     def release(self) -> None:
         """Give back what was set aside: the call was never sent."""
         self.settle(Usage(), subcalls=0)
+
+
+def named_cost(cost: object) -> float:
+    """US dollars that a server names in its usage, as OpenRouter does; 0 where it names none."""
+    return cost if isinstance(cost, float | int) and 0 <= cost < float("inf") else 0.0
+
+
+def unpriced(model: str) -> str:
+    """Why *model* is not asked under a limit of money, as a sentence."""
+    return (
+        f"max_cost cannot be kept, because the price of {model} is not known: give it in the file "
+        f"that {NAME} names, or leave max_cost out"
+    )
 
 
 class Ledger:
@@ -162,6 +183,31 @@ class Ledger:
     def limits_tokens(self) -> bool:
         """Whether a limit of tokens holds for this run."""
         return any(ledger.budget.max_tokens is not None for ledger in self.line())
+
+    @property
+    def limits_cost(self) -> bool:
+        """Whether a limit of money holds for this run."""
+        return any(ledger.budget.max_cost is not None for ledger in self.line())
+
+    @property
+    def tokens_left(self) -> int | None:
+        """Tokens that are neither used nor set aside; ``None`` without a limit."""
+        left = [
+            above.budget.max_tokens - above.used.tokens - above.reserved.tokens
+            for above in self.line()
+            if above.budget.max_tokens is not None
+        ]
+        return min(left) if left else None
+
+    @property
+    def money_left(self) -> float | None:
+        """US dollars that are neither used nor set aside; ``None`` without a limit."""
+        left = [
+            above.budget.max_cost - above.used.cost - above.reserved.cost
+            for above in self.line()
+            if above.budget.max_cost is not None
+        ]
+        return min(left) if left else None
 
     @property
     def reserved(self) -> Cost:

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from rlm_kernel.config import OPENAI_URL, api_key_for, parse_root_spec
-from rlm_kernel.engine.budget import Usage
+from rlm_kernel.engine.budget import Usage, named_cost
 from rlm_kernel.engine.chat_errors import FailureError, translated
 from rlm_kernel.engine.root_protocol import Message, RootStream
 from rlm_kernel.errors import RootError
+from rlm_kernel.prices import Price, prices_from
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, AsyncStream
@@ -72,6 +73,8 @@ class ChatRoot:
         Tokens; ``None`` asks the server, which may not say.
     extra
         Further fields of the request's body.
+    prices
+        By model; ``None`` takes those of the environment.
     """
 
     sampled = True
@@ -91,6 +94,7 @@ class ChatRoot:
         max_chars: int = 200_000,
         context_limit: int | None = None,
         extra: Mapping[str, Any] | None = None,
+        prices: Mapping[str, Price] | None = None,
     ) -> None:
         spec = parse_root_spec(f"openai:{model}@{base_url}" if base_url else f"openai:{model}")
         self.name = str(spec)
@@ -106,6 +110,7 @@ class ChatRoot:
         self.max_chars = max_chars
         self.context_limit = context_limit
         self.extra = dict(extra or {})
+        self.price = (prices_from() if prices is None else prices).get(self.model)
         self._client: AsyncOpenAI | None = None
         self._asked_limit = context_limit is not None or self.base_url == OPENAI_URL
         self._running_usage = self.base_url != OPENAI_URL
@@ -356,6 +361,7 @@ class _ChatStream:
             output_tokens=int(chunk.usage.completion_tokens),
             cached_tokens=int(details.cached_tokens or 0) if details else 0,
             calls=1,
+            cost=named_cost((chunk.usage.model_extra or {}).get("cost")),
         )
 
     async def _take_usage(self, stream: AsyncStream[ChatCompletionChunk]) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
-from rlm_kernel.engine.budget import Cost, Ledger, Reservation
+from rlm_kernel.engine.budget import Cost, Ledger, Reservation, unpriced
 from rlm_kernel.engine.compaction import NO_SUMMARY, Meter, compacted
 from rlm_kernel.engine.dialects import Dialect
 from rlm_kernel.engine.replies import Reply, StreamLog, read_reply
 from rlm_kernel.engine.root_protocol import Message, Root
 from rlm_kernel.engine.stopping import StopSignal
-from rlm_kernel.errors import RootError
+from rlm_kernel.errors import BudgetExceeded, RootError
 
 __all__ = ["Conversation"]
 
@@ -111,6 +112,7 @@ class Conversation:
         max_chars: int | None = None,
     ) -> Reply:
         """One reply of the root to *messages*, within the budget."""
+        price = self._root.price
         reservation, room = self._reserve(messages)
         if room is not None:
             chars = self._meter.chars(room)
@@ -121,7 +123,16 @@ class Conversation:
                 stream, words, signal=self._signal, log=StreamLog(tell), max_chars=max_chars
             )
         finally:
-            reservation.settle(stream.usage)
+            reservation.settle(stream.usage.priced(price))
+        reply = replace(reply, usage=reply.usage.priced(price))
+        if (
+            price is None
+            and reply.usage.calls
+            and not reply.usage.cost
+            and self._ledger.limits_cost
+        ):
+            # Only its reply shows whether a server names what it costs.
+            raise BudgetExceeded(unpriced(self._root.name))
         if reply.usage.input_tokens and not reply.usage.estimated:
             self._meter.learn(messages, reply.usage.input_tokens)
         return reply
@@ -135,20 +146,20 @@ class Conversation:
         if not self._root.sampled:
             return self._ledger.reserve(Cost()), None
         asked = self._meter.tokens(messages)
-        most = asked + (self._root.max_tokens or REPLY_TOKENS)
-        left = _tokens_left(self._ledger)
-        if left is None:
-            return self._ledger.reserve(Cost(tokens=most)), None
-        if asked + LEAST_REPLY_TOKENS <= left:
+        most, price = self._root.max_tokens or REPLY_TOKENS, self._root.price
+        rooms = self._rooms(asked)
+        if rooms and min(rooms) >= LEAST_REPLY_TOKENS:
             # A reply seldom takes all that it may: the last ones get what is left.
-            most = min(most, left)
-        return self._ledger.reserve(Cost(tokens=most)), most - asked
+            most = min(most, *rooms)
+        money = price.of(asked, most) if price is not None else 0.0
+        reservation = self._ledger.reserve(Cost(tokens=asked + most, cost=money))
+        return reservation, most if rooms else None
 
-
-def _tokens_left(ledger: Ledger) -> int | None:
-    left = [
-        above.budget.max_tokens - above.used.tokens - above.reserved.tokens
-        for above in ledger.line()
-        if above.budget.max_tokens is not None
-    ]
-    return min(left) if left else None
+    def _rooms(self, asked: int) -> list[int]:
+        """Tokens that the limits of tokens and of money have for a reply to *asked* tokens."""
+        tokens, money, price = self._ledger.tokens_left, self._ledger.money_left, self._root.price
+        rooms = [] if tokens is None else [tokens - asked]
+        if money is not None and price is not None:
+            affordable = price.output_tokens(money - price.of(asked, 0))
+            rooms += [] if affordable is None else [affordable]
+        return rooms

@@ -19,6 +19,7 @@ import msgspec
 from rlm_kernel.engine.fences import fence_for
 from rlm_kernel.engine.root_protocol import Message, RootStream, TextStream
 from rlm_kernel.errors import NoAnswer, RootError, UsageError
+from rlm_kernel.prices import Price
 
 __all__ = ["PlaybookCell", "PlaybookRoot", "read_playbook"]
 
@@ -62,6 +63,7 @@ class PlaybookRoot:
     sampled = False
     context_limit: int | None = None
     max_tokens: int | None = None
+    price: Price | None = None
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from typing import Literal, Protocol, Self
 import msgspec
 
 from rlm_kernel.engine.budget import Usage
+from rlm_kernel.prices import Price
 
 __all__ = ["Message", "Root", "RootStream", "TextStream"]
 
@@ -56,6 +57,10 @@ class Root(Protocol):
     @property
     def max_tokens(self) -> int | None:
         """Tokens of a reply at most, where the root keeps to a number."""
+
+    @property
+    def price(self) -> Price | None:
+        """What its tokens cost, where that is known."""
 
     def propose(
         self, messages: Sequence[Message], *, attempt: int = 1, max_tokens: int | None = None

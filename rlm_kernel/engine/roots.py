@@ -14,6 +14,7 @@ from rlm_kernel.engine.fences import fence_for
 from rlm_kernel.engine.playbook_root import PlaybookCell, PlaybookRoot
 from rlm_kernel.engine.root_protocol import Message, Root, RootStream, TextStream
 from rlm_kernel.errors import NoAnswer, UsageError
+from rlm_kernel.prices import Price
 
 __all__ = [
     "ChatRoot",
@@ -40,6 +41,7 @@ class HumanRoot:
     sampled = False
     context_limit: int | None = None
     max_tokens: int | None = None
+    price: Price | None = None
 
     def __init__(self, ask: Callable[[Sequence[Message]], Awaitable[str]] | None = None) -> None:
         self._ask = ask

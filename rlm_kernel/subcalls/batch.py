@@ -12,6 +12,7 @@ import msgspec
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Cost, Ledger, Reservation, Usage
 from rlm_kernel.errors import SubcallError, UsageError
+from rlm_kernel.prices import Price
 from rlm_kernel.subcalls.endpoint import Endpoint
 from rlm_kernel.subcalls.fair_queue import Lane
 from rlm_kernel.subcalls.wire import estimated_tokens
@@ -29,7 +30,7 @@ __all__ = [
 
 OUTPUT_TOKENS = 1024
 """Set aside for the reply of a call without ``max_tokens``; under a limit of tokens it is also
-what the server may generate, so that the limit holds."""
+what the server may generate, so that the limit holds; so it is under a limit of money."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,13 +82,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint | None = None
     """Of kind ``llm``."""
 
+    price: Price | None = None
+    """Of the model, where it is known."""
+
     spawn_child: SpawnChild | None = None
     """Of kind ``rlm``."""
 
     @property
     def sent_params(self) -> SubcallParams:
         """The parameters with the bound on output that the budget needs."""
-        if self.params.max_tokens is not None or not self.ledger.limits_tokens:
+        bounded = self.ledger.limits_tokens or (self.price is not None and self.ledger.limits_cost)
+        if self.params.max_tokens is not None or not bounded:
             return self.params
         return msgspec.structs.replace(self.params, max_tokens=OUTPUT_TOKENS)
 
@@ -96,7 +101,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind == "rlm":
             return Cost(subcalls=1)
         asked = estimated_tokens(prompt) + estimated_tokens(self.params.system or "")
-        return Cost(subcalls=1, tokens=asked + (self.params.max_tokens or OUTPUT_TOKENS))
+        answered = self.params.max_tokens or OUTPUT_TOKENS
+        money = self.price.of(asked, answered) if self.price is not None else 0.0
+        return Cost(subcalls=1, tokens=asked + answered, cost=money)
 
 
 class Call:

@@ -26,6 +26,7 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import EMBEDDED_MODEL, EndpointSpec
 from rlm_kernel.environ import scrub
 from rlm_kernel.errors import RLMError, UsageError
+from rlm_kernel.prices import Price
 from rlm_kernel.subcalls.endpoint import Reply
 from rlm_kernel.subcalls.model_file import Progress, ensure_model, model_path
 from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
@@ -70,6 +71,10 @@ class EmbeddedEndpoint:
     async def start(self) -> None:
         """Get and load the model now rather than with the first call."""
         await self._ready()
+
+    def price(self, model: str) -> Price | None:
+        """See `Endpoint.price`: it costs nothing."""
+        return Price(input=0, output=0)
 
     async def complete(self, prompt: str, params: SubcallParams) -> Reply:
         """See `Endpoint.complete`."""

@@ -9,6 +9,7 @@ import msgspec
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Usage
 from rlm_kernel.errors import SubcallError
+from rlm_kernel.prices import Price
 
 __all__ = ["Endpoint", "EndpointError", "Reply"]
 
@@ -70,6 +71,9 @@ class Endpoint(Protocol):
     @property
     def slots(self) -> int | None:
         """Requests that it works on at once; ``None`` where that is not known."""
+
+    def price(self, model: str) -> Price | None:
+        """What the tokens of *model* cost, where that is known."""
 
     async def complete(self, prompt: str, params: SubcallParams) -> Reply:
         """One request for one completion; cancelling it ends it on the server too.

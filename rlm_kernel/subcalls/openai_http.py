@@ -16,12 +16,14 @@ import asyncio
 import errno
 import importlib
 import ssl
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import OPENAI_URL, EndpointSpec
+from rlm_kernel.prices import Price, prices_from
 from rlm_kernel.subcalls import wire
 from rlm_kernel.subcalls.endpoint import EndpointError, Reply
 from rlm_kernel.subcalls.sse import EventReader
@@ -55,6 +57,8 @@ class OpenAIEndpoint:
         Requests that the server works on at once, where known.
     stream
         Whether to stream. ``None`` asks the server what it is, before the first call.
+    prices
+        By model; ``None`` takes those of the environment.
     """
 
     def __init__(
@@ -64,10 +68,12 @@ class OpenAIEndpoint:
         *,
         slots: int | None = None,
         stream: bool | None = None,
+        prices: Mapping[str, Price] | None = None,
     ) -> None:
         self.spec = str(spec)
         self.model = spec.model
         self.slots = slots
+        self._prices = prices_from() if prices is None else prices
         self._url = spec.base_url
         self._key = api_key
         self._hosted = spec.base_url == OPENAI_URL
@@ -76,6 +82,10 @@ class OpenAIEndpoint:
         self._session: aiohttp.ClientSession | None = None
         self._opening: asyncio.Task[aiohttp.ClientSession] | None = None
         self._probing: asyncio.Task[bool] | None = None
+
+    def price(self, model: str) -> Price | None:
+        """See `Endpoint.price`."""
+        return self._prices.get(model)
 
     async def complete(self, prompt: str, params: SubcallParams) -> Reply:
         """See `Endpoint.complete`."""

@@ -26,7 +26,7 @@ from typing import Literal
 import msgspec
 
 from rlm_kernel.cells import SubcallParams
-from rlm_kernel.engine.budget import Ledger, Usage
+from rlm_kernel.engine.budget import Ledger, Usage, unpriced
 from rlm_kernel.engine.events import Event, SubcallEnded, SubcallStarted
 from rlm_kernel.errors import BudgetExceeded, RLMError, SubcallError, UsageError
 from rlm_kernel.subcalls.batch import (
@@ -103,6 +103,8 @@ class Scheduler:
         self._children: dict[int, Pool] = {}
         self._lanes: dict[Endpoint, Lane] = {}
         self._batches: set[Batch] = set()
+        self._unpriced: set[tuple[Endpoint | None, str]] = set()
+        """Models without a price whose server named no cost either."""
         self._closed = False
 
     def submit(
@@ -141,6 +143,7 @@ class Scheduler:
         check_params(params)
         kind, note = _granted(kind, ledger, spawn_child)
         endpoint = resolve(params.model) if kind == "llm" else None
+        model = params.model or (endpoint.model if endpoint else "")
         plan = Plan(
             batch_id=uuid.uuid4().hex[:16],
             kind=kind,
@@ -148,9 +151,10 @@ class Scheduler:
             turn=turn,
             ledger=ledger,
             params=params,
-            model=params.model or (endpoint.model if endpoint else ""),
+            model=model,
             note=note,
             endpoint=endpoint,
+            price=endpoint.price(model) if endpoint else None,
             spawn_child=spawn_child,
         )
         batch = Batch(plan, len(prompts), deliver, self._cancel)
@@ -228,6 +232,8 @@ class Scheduler:
         call.batch.under_way.add(call)
         refused = ""
         try:
+            if plan.ledger.limits_cost and (plan.endpoint, plan.model) in self._unpriced:
+                raise BudgetExceeded(unpriced(plan.model))
             call.reservation = plan.ledger.reserve(plan.cost(call.prompt))
         except BudgetExceeded as error:
             refused = str(error)
@@ -256,6 +262,8 @@ class Scheduler:
         plan = call.batch.plan
         if plan.endpoint is not None:
             reply = await self._ask(call, plan.endpoint, plan.sent_params)
+            if plan.price is None and not reply.usage.cost:
+                self._unpriced.add((plan.endpoint, plan.model))
             self._end(call, text=reply.text, usage=reply.usage, finish=reply.finish)
             return
         assert plan.spawn_child is not None
@@ -344,6 +352,7 @@ class Scheduler:
                 call.reservation.settle(Usage())
             return msgspec.structs.replace(usage, seconds=seconds)
         used = usage if call.spent is None else usage + call.spent
+        used = used.priced(call.batch.plan.price)
         used = msgspec.structs.replace(used, calls=min(call.attempts, 1), seconds=seconds)
         if call.reservation is not None:
             call.reservation.settle(used)

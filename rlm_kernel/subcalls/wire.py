@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from rlm_kernel.cells import SubcallParams
-from rlm_kernel.engine.budget import Usage
+from rlm_kernel.engine.budget import Usage, named_cost
 from rlm_kernel.subcalls.endpoint import EndpointError
 
 __all__ = [
@@ -110,6 +110,8 @@ class _Usage(msgspec.Struct, frozen=True):
     prompt_tokens: Count = 0
     completion_tokens: Count | None = 0
     prompt_tokens_details: _PromptDetails | None = None
+    cost: Any = None
+    """US dollars, from OpenRouter."""
 
 
 class _Text(msgspec.Struct, frozen=True):
@@ -217,6 +219,7 @@ def usage_of(usage: _Usage | None) -> Usage | None:
         output_tokens=usage.completion_tokens or 0,
         cached_tokens=(details.cached_tokens or 0) if details else 0,
         calls=1,
+        cost=named_cost(usage.cost),
     )
 
 

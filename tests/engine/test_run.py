@@ -28,6 +28,7 @@ from rlm_kernel.engine.events import (
 from rlm_kernel.engine.roots import ChatRoot, HumanRoot, Message, PlaybookRoot
 from rlm_kernel.engine.run import Run
 from rlm_kernel.errors import RecordError, UsageError, WorkerDied
+from rlm_kernel.prices import Price
 from tests.engine.conftest import Stage
 from tests.servers.scripted import Cut, ErrorEvent, Ramble, Refuse, Say, ScriptedServer
 
@@ -481,6 +482,42 @@ async def test_a_root_that_only_thinks_keeps_to_the_token_limit(stage: Stage) ->
     # The piece that reaches the limit is counted whole.
     assert 4_000 < ended.usage.tokens <= 5_020
     assert all(r.body["max_tokens"] < 5_000 for r in server.requests)
+
+
+async def test_the_money_limit_stops_the_run_before_it_is_overspent(stage: Stage) -> None:
+    price = Price(input=10, output=40)
+    async with ScriptedServer(reply=lambda prompt: cell("print('x' * 2000)")) as server:
+        root = chat(server, prices={"scripted": price})
+        ended = await stage.run(root, Budget(max_cost=0.5)).run()
+        await root.close()
+
+    assert ended.state == "stopped"
+    assert "max_cost" in ended.reason
+    assert len(server.requests) > 1
+    assert 0 < ended.usage.cost <= 0.5
+    assert ended.usage.cost == pytest.approx(sum(e.usage.cost for e in stage.of(TurnProposed)))
+    assert all(r.body["max_tokens"] > 0 for r in server.requests)
+
+
+async def test_a_root_without_a_price_stops_under_a_money_limit(stage: Stage) -> None:
+    async with ScriptedServer([cell("1"), cell("2")]) as server:
+        root = chat(server, prices={})
+        ended = await stage.run(root, Budget(max_cost=9)).run()
+        await root.close()
+
+    assert (ended.state, len(server.requests)) == ("stopped", 1)
+    assert f"the price of {root.name} is not known" in ended.reason
+    assert "RLM_PRICES" in ended.reason
+
+
+async def test_a_cost_that_the_server_of_a_root_names_counts(stage: Stage) -> None:
+    said = Say("No cell.", cost=0.75), Say("Again none.", cost=0.5)
+    async with ScriptedServer(said) as server:
+        root = chat(server, prices={})
+        ended = await stage.run(root, Budget(max_cost=9)).run()
+        await root.close()
+
+    assert (len(server.requests), ended.usage.cost) == (2, 1.25)
 
 
 async def test_a_run_above_that_has_spent_its_tokens_stops_the_child(stage: Stage) -> None:

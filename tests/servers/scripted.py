@@ -47,6 +47,9 @@ class Say:
     usage: bool = True
     """False: this server gives no usage, whatever it is asked."""
 
+    cost: float | None = None
+    """US dollars that the usage names."""
+
     reasoning: str = ""
     """Streamed before the text, as ``reasoning_content``."""
 
@@ -353,10 +356,11 @@ def _completion(body: dict[str, Any], step: Say) -> dict[str, Any]:
     return whole
 
 
-def _usage(body: dict[str, Any], step: Say) -> dict[str, int]:
+def _usage(body: dict[str, Any], step: Say) -> dict[str, float]:
     asked = sum(count_tokens(str(m["content"])) for m in body["messages"])
     said = count_tokens(step.reasoning + step.text)
-    return {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}
+    usage = {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}
+    return usage if step.cost is None else {**usage, "cost": step.cost}
 
 
 def _error(step: Refuse) -> web.Response:

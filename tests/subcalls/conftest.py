@@ -104,10 +104,10 @@ async def bench_of() -> AsyncIterator[Any]:
         *,
         budget: Budget | None = None,
         concurrency: int | None = None,
-        slots: int | None = None,
+        **options: Any,
     ) -> Bench:
         if isinstance(target, ScriptedServer):
-            target = endpoint_for(target, slots=slots)
+            target = endpoint_for(target, **options)
         benches.append(Bench(target, budget or Budget(), concurrency))
         return benches[-1]
 

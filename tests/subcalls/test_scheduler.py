@@ -12,8 +12,9 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Budget
 from rlm_kernel.engine.events import Event, SubcallEnded, SubcallStarted
 from rlm_kernel.errors import RecordError, SubcallError, UsageError
+from rlm_kernel.prices import Price
 from rlm_kernel.subcalls.endpoint import Reply
-from tests.servers.scripted import Cut, Garbage, Hang, Refuse, Say, ScriptedServer, Step
+from tests.servers.scripted import MODEL, Cut, Garbage, Hang, Refuse, Say, ScriptedServer, Step
 from tests.subcalls.conftest import Bench, endpoint_for
 
 Answers = Callable[[str], str | Step]
@@ -251,6 +252,59 @@ async def test_a_limit_of_tokens_bounds_what_a_server_may_generate(
     assert sent[1] == 7
 
 
+DEAR = {MODEL: Price(input=1000, output=2000)}
+
+
+async def test_a_limit_of_money_refuses_what_it_does_not_cover(
+    bench_of: Any, server: ScriptedServer
+) -> None:
+    """Calls under way are counted at the most that they can cost, those done at what they did."""
+    bench: Bench = bench_of(server, budget=Budget(max_cost=0.05), prices=DEAR)
+    outcomes = await bench.submit(["x"] * 20, params=SubcallParams(max_tokens=5)).wait()
+
+    answered = [outcome for outcome in outcomes if outcome.error is None]
+    assert 1 < len(answered) == len(server.requests) < 20
+    assert "raise max_cost" in str(outcomes[-1].error)
+    assert answered[0].usage.cost == pytest.approx(DEAR[MODEL].of(1, 2))
+    assert 0 < bench.ledger.used.cost <= 0.05
+    assert bench.ledger.used.cost == pytest.approx(sum(event.usage.cost for event in bench.ended))
+    assert bench.ledger.reserved.cost == pytest.approx(0)
+
+
+async def test_a_limit_of_money_bounds_what_a_server_may_generate(
+    bench_of: Any, server: ScriptedServer
+) -> None:
+    """A reply of any length could cost anything."""
+    bench: Bench = bench_of(server, budget=Budget(max_cost=50), prices=DEAR)
+    await bench.submit(["x"]).wait()
+
+    assert server.requests[0].body["max_tokens"] > 0
+
+
+async def test_a_cost_that_the_server_names_counts(bench_of: Any) -> None:
+    """Without any price."""
+    async with ScriptedServer([Say("yes", cost=0.25)] * 9) as server:
+        bench: Bench = bench_of(server, budget=Budget(max_cost=0.5), concurrency=1, prices={})
+        outcomes = await bench.submit(["x"] * 4).wait()
+
+    assert [outcome.error is None for outcome in outcomes] == [True, True, False, False]
+    assert "has $0.0000 left" in str(outcomes[2].error)
+    assert bench.ledger.used.cost == 0.5
+
+
+async def test_a_model_without_a_price_is_not_asked_on_under_a_limit_of_money(
+    bench_of: Any, server: ScriptedServer
+) -> None:
+    """Once it showed that its server names no cost."""
+    bench: Bench = bench_of(server, budget=Budget(max_cost=5), concurrency=1, prices={})
+    outcomes = await bench.submit(["x"] * 3).wait()
+
+    assert [outcome.error is None for outcome in outcomes] == [True, False, False]
+    assert f"the price of {MODEL} is not known" in str(outcomes[1].error)
+    assert "RLM_PRICES" in str(outcomes[1].error)
+    bench.check_pairs()
+
+
 async def test_the_seconds_of_the_budget_end_a_call_that_is_under_way(bench_of: Any) -> None:
     """A call is not waited for longer than the run may last."""
     async with ScriptedServer([Hang()]) as server:
@@ -427,6 +481,9 @@ class Broken:
 
     spec = model = "broken"
     slots = None
+
+    def price(self, model: str) -> Price | None:
+        return None
 
     async def complete(self, prompt: str, params: SubcallParams) -> Reply:
         raise ZeroDivisionError("a defect")
