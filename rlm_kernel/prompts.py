@@ -238,15 +238,15 @@ def read_text(path: str | Path) -> str:
     """
     path = Path(path).expanduser()
     try:
-        if path.is_char_device() and os.fspath(path) != "/dev/stdin":
-            raise PromptError(f"{path} is a device, not a file; give a file with text")
+        if os.fspath(path) != "/dev/stdin":
+            _check_kind(path)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size and path.is_file():
                 with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as held:
                     text = _decode(held, path)
             else:
-                # A pipe, or a file of /proc: its size is only known at its end.
+                # Standard input, or a file of /proc: its size is only known at its end.
                 text = _decode(file.read(), path)
     except FileNotFoundError:
         raise PromptError(f"there is no file {path}; check the path") from None
@@ -258,6 +258,13 @@ def read_text(path: str | Path) -> str:
     if not text:
         raise PromptError(f"the file {path} is empty; give one with text")
     return text
+
+
+def _check_kind(path: Path) -> None:
+    if path.is_char_device():
+        raise PromptError(f"{path} is a device, not a file; give a file with text")
+    if path.is_fifo():  # to open it would wait for somebody who writes, for ever
+        raise PromptError(f"{path} is a pipe, not a file; write its content to a file first")
 
 
 _MARKS = (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,6 +96,26 @@ def test_missing_empty_unreadable_and_no_file(tmp_path: Path) -> None:
             read_text(path)
     with pytest.raises(PromptError, match="folder"):
         read_text(tmp_path)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    """Nobody writes to it: to open it would wait for ever. Among other files it is left out."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PromptError, match="is a pipe"):
+        read_text(tmp_path / "pipe")
+    (tmp_path / "text").write_text("x\n")
+    found = read_prompt(str(tmp_path))
+    assert (found.files, found.skipped) == (1, 1)
+
+
+def test_standard_input_may_be_a_pipe() -> None:
+    """It has somebody who writes, or is at its end."""
+    code = "from rlm_kernel.prompts import read_text; print(read_text('/dev/stdin'))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], input="piped", capture_output=True, text=True
+    )
+    assert ran.stdout == "piped\n", ran.stderr
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
