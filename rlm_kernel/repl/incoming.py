@@ -7,6 +7,7 @@ at a time. Everything here runs on the event loop, between two awaits.
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import msgspec
 
@@ -31,12 +32,16 @@ from rlm_kernel.repl.messages import (
     SetPrompt,
     StartRun,
 )
-from rlm_kernel.repl.output import Collector, StreamName, Unshowable, plain
+from rlm_kernel.repl.output import Collector, StreamName, Unshowable, plain, weight
 from rlm_kernel.repl.prompt_reader import PromptReader
 from rlm_kernel.repl.requests import Requests
 from rlm_kernel.repl.tree import Tree
 
-__all__ = ["Incoming"]
+__all__ = ["MAX_COMM", "Incoming"]
+
+MAX_COMM = 64 << 20
+"""Bytes, about, that widgets may send for one cell, or for one message of a front end to them. All
+of it waits in this process where a front end is slow to take it."""
 
 
 class Incoming:
@@ -61,6 +66,7 @@ class Incoming:
         self._tree = tree
         self._late = Collector(self._forward_late, keep=False)
         self._late_cell = 0
+        self._comm_room = MAX_COMM
         self._requests: Requests | None = None
         self._readers: dict[int, PromptReader] = {}
         self._flushing = False
@@ -69,10 +75,15 @@ class Incoming:
         """*cell* is about to be sent. What comes late from now on is its."""
         self._late.flush()
         self.cell = cell
+        self.let_widgets_send()
         self._late = Collector(self._forward_late, keep=False)
         self._late_cell = cell.id
         if self._untold and cell.tell(self._untold):
             self._untold = ""
+
+    def let_widgets_send(self) -> None:
+        """Begin to count anew what widgets send: a front end asked for it."""
+        self._comm_room = MAX_COMM
 
     def give_up_waits(self, cell: int) -> None:
         """Cancel what the cell of this id asked for and has not got."""
@@ -158,10 +169,21 @@ class Incoming:
     def _comm(self, message: CommFromWorker) -> None:
         try:
             message = _plain_comm(message)
+            self._charge(message)
         except Unshowable as why:
             self._sink().refuse("a message of a widget", why)
             return
         guarded(self.handler.comm)(message)
+
+    def _charge(self, message: CommFromWorker) -> None:
+        names = [message.comm_id, message.target_name, message.target_module or ""]
+        size = weight([message.data, message.metadata, names])
+        size += sum(map(sys.getsizeof, message.buffers))
+        if size > self._comm_room:
+            self._comm_room = 0
+            limit = f"{MAX_COMM >> 20} MiB"
+            raise Unshowable(f"widgets sent {limit} for this cell; what follows is left out too")
+        self._comm_room -= size
 
     def _requests_of(self, worker: Worker) -> Requests:
         if self._requests is None:

@@ -15,7 +15,15 @@ import msgspec
 
 from rlm_kernel.cells import Clear, Display, ErrorOutput, Output, Result, Stream
 
-__all__ = ["MAX_OUTPUT", "Collector", "StreamName", "Unshowable", "bounded_error", "plain"]
+__all__ = [
+    "MAX_OUTPUT",
+    "Collector",
+    "StreamName",
+    "Unshowable",
+    "bounded_error",
+    "plain",
+    "weight",
+]
 
 MAX_OUTPUT = 10_000_000
 """Characters of output of one cell that are shown and kept, unless asked otherwise."""
@@ -277,15 +285,18 @@ def _as_plain(value: Any) -> Any:
 def _size(output: Display | Result) -> int:
     """Characters of it, about: as many as its texts have where it holds nothing else."""
     parts = (output.data, output.metadata)
-    return sum(len(key) + _weight(item) for part in parts for key, item in part.items())
+    return sum(len(key) + weight(item) for part in parts for key, item in part.items())
 
 
-def _weight(value: Any) -> int:
-    """The memory that a value of JSON types takes counts, or empty containers would be free."""
+def weight(value: Any) -> int:
+    """What a value of JSON types counts as, in characters.
+
+    Containers count for the memory that they take, or empty ones would be free.
+    """
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return _CONTAINER + sum(_ITEM + len(key) + _weight(item) for key, item in value.items())
+        return _CONTAINER + sum(_ITEM + len(key) + weight(item) for key, item in value.items())
     if isinstance(value, list):
-        return _CONTAINER + sum(_ITEM + _weight(item) for item in value)
+        return _CONTAINER + sum(_ITEM + weight(item) for item in value)
     return _ITEM

@@ -469,6 +469,7 @@ class Repl:
             nothing.exception()  # nobody may be waiting, and that is no error
             return nothing
         message = msgspec.structs.replace(message, id=next(self._ids))
+        self._incoming.let_widgets_send()
         handled = worker.request(message.id, message, CommDone)
         self._comms[message.id] = handled
         handled.add_done_callback(lambda _: self._forget_comm(message.id))

@@ -8,7 +8,12 @@ import pytest
 
 from rlm_kernel.cells import Display
 from rlm_kernel.repl import Nobody, Repl
-from rlm_kernel.repl.messages import CommToWorker, SendSubcalls, SubcallResult
+from rlm_kernel.repl.messages import (
+    CommFromWorker,
+    CommToWorker,
+    SendSubcalls,
+    SubcallResult,
+)
 from tests.repl.conftest import text_of, until
 
 FRAME = """import msgspec, pickle, struct
@@ -162,6 +167,47 @@ async def test_too_large_a_cell_is_refused_and_the_worker_lives(standin: Repl) -
     assert result.error.ename == "UsageError"
     assert (await standin.execute("1")).result.ok
     assert standin.worker_pid == worker
+
+
+class Widgets(Nobody):
+    """Counts the bytes for front ends."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def comm(self, message: CommFromWorker) -> None:
+        self.sizes.append(sum(map(len, message.buffers)))
+
+
+FLOOD = """for kind in ["comm_open", *["comm_msg"] * 99]:
+    send(CommFromWorker(kind=kind, cell=request.id, comm_id="c", buffers=[bytes(1 << 20)]))"""
+
+
+async def test_widgets_may_send_so_much_for_a_cell_and_the_rest_is_left_out(standin: Repl) -> None:
+    """A front end that is slow to take it would have all of it wait in the kernel's memory."""
+    handler = Widgets()
+    standin.handler = handler
+
+    for _ in range(2):
+        handler.sizes.clear()
+        result = (await standin.execute(FLOOD)).result
+
+        assert 60 << 20 < sum(handler.sizes) <= 64 << 20
+        assert text_of(result, "stderr").count("widgets sent 64 MiB for this cell") == 1
+
+
+async def test_widgets_may_send_again_once_a_front_end_writes_to_them(standin: Repl) -> None:
+    handler = Widgets()
+    standin.handler = handler
+    await standin.execute(FLOOD)
+    handler.sizes.clear()
+    cell = asyncio.ensure_future(standin.execute(f"while receive().id == 0: pass\n{FLOOD}"))
+    await until(lambda: standin.busy)
+
+    standin.comm(CommToWorker(kind="comm_msg", comm_id="c"))
+    await cell
+
+    assert sum(handler.sizes) > 60 << 20
 
 
 class Holding(Nobody):
