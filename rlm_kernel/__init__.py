@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rlm_kernel.engine.budget import Budget, Usage
     from rlm_kernel.engine.roots import ChatRoot, HumanRoot, PlaybookRoot
     from rlm_kernel.errors import RLMError, SubcallError
+    from rlm_kernel.record import load_record
     from rlm_kernel.rlm import RLM, Completion
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "RLMError",
     "SubcallError",
     "Usage",
+    "load_record",
 ]
 
 _HOMES = {
@@ -34,6 +36,7 @@ _HOMES = {
     "RLMError": "rlm_kernel.errors",
     "SubcallError": "rlm_kernel.errors",
     "Usage": "rlm_kernel.engine.budget",
+    "load_record": "rlm_kernel.record",
 }
 
 

@@ -20,6 +20,8 @@ The room depends on `rlm_kernel.engine.events` and what that is made of only.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rlm_kernel.record.notebook import (
     CellMeta,
     NotebookMeta,
@@ -37,6 +39,20 @@ __all__ = [
     "Record",
     "RunSummary",
     "check_writable",
+    "load_record",
     "record_path_for",
     "write_notebook",
 ]
+
+
+def load_record(path: str | Path) -> Record:
+    """The record at *path* for reading only, also while its run goes on in another process.
+
+    Close it, or use it in a ``with`` statement.
+
+    Raises
+    ------
+    RecordError
+        There is none, it is no record, or of a newer version.
+    """
+    return Record.read(Path(path))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlm_kernel import load_record
 from rlm_kernel.engine.events import Event, RunStarted, SubcallStarted, TurnDecided, TurnStarted
 from rlm_kernel.errors import RecordError
 from rlm_kernel.record import Record
@@ -40,6 +41,15 @@ def test_all_kinds_of_event_are_read_from_a_file_opened_again(path: Path) -> Non
 
     with Record.read(path) as record:
         assert repr(list(record.events())) == repr(stored)
+
+
+def test_load_record_takes_a_str_and_reads_beside_the_writer(record: Record) -> None:
+    fill(record, [TurnStarted(turn=1)])
+
+    with load_record(str(record.path)) as loaded:
+        assert list(loaded.events()) == list(record.events())
+        with pytest.raises(RecordError):
+            loaded.append(RUN, TurnStarted(turn=2))
 
 
 def test_an_event_is_not_there_before_its_commit(record: Record) -> None:
