@@ -61,7 +61,8 @@ class Collector:
     limit
         Characters. Text that a display replaced or a clear removed does not count any more.
     keep
-        False where nobody asks for `outputs`: text after the end of its cell.
+        False where nobody asks for `outputs`, nor at an end for `dropped`: text after the end of
+        its cell. A note then tells of the limit as soon as it is reached.
     """
 
     def __init__(
@@ -82,17 +83,15 @@ class Collector:
 
     def text(self, name: StreamName, text: str) -> None:
         """Text of a stream. What is beyond the limit is counted and gone."""
-        room = self._limit - self._used
-        if len(text) > room:
-            self.dropped += len(text) - room
-            text = text[:room]
-        if not text:
-            return
-        if name != self._held_name:
-            self.flush()
-            self._held_name = name
-        self._used += len(text)
-        self._held.append(text)
+        kept = text[: max(0, self._limit - self._used)]
+        if kept:
+            if name != self._held_name:
+                self.flush()
+                self._held_name = name
+            self._used += len(kept)
+            self._held.append(kept)
+        if len(kept) < len(text):
+            self._drop(len(text) - len(kept))
 
     def add(self, output: Output) -> None:
         """Any output, in order."""
@@ -120,6 +119,12 @@ class Collector:
         self.flush()
         self._append(Stream("stderr", text), 0)
 
+    def _drop(self, size: int) -> None:
+        if not self.dropped and not self._keep:
+            limit = f"{self._limit:,} characters"
+            self.note(f"[{limit} came after the end of the cell; the rest is not shown]\n")
+        self.dropped += size
+
     def refuse(self, what: str, why: Unshowable) -> None:
         """Tell that *what* is left out; once for each reason, or the notes would be a flood."""
         if str(why) not in self._refused:
@@ -138,7 +143,7 @@ class Collector:
     def _add_error(self, error: ErrorOutput) -> None:
         size = len(error.evalue) + sum(map(len, error.traceback))
         if self._errors and self._used + size > self._limit:
-            self.dropped += size
+            self._drop(size)
             return
         self._errors += 1
         self._used += size
@@ -155,7 +160,7 @@ class Collector:
         size = _size(output)
         old = self._find(output) if isinstance(output, Display) and output.update else None
         if self._used + size - (old.size if old is not None else 0) > self._limit:
-            self.dropped += size
+            self._drop(size)
             return
         if isinstance(output, Display) and output.update:
             if old is not None:
@@ -197,7 +202,7 @@ class Collector:
             self._forward(output)
         else:
             self._used -= size
-            self.dropped += size
+            self._drop(size)
 
 
 class _Entry:

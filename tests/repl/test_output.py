@@ -78,6 +78,22 @@ def test_text_beyond_the_limit_is_cut_and_counted() -> None:
     assert collector.dropped == 5
 
 
+@pytest.mark.parametrize("more", [out("ef"), shown("x" * 10), out("f")])
+def test_limit_is_told_as_soon_as_it_is_reached_where_there_is_no_end_to_tell_it_at(
+    more: Output,
+) -> None:
+    passed: list[Output] = []
+    collector = Collector(passed.append, 5, keep=False)
+    for output in (out("abcde"), more, more, out("g")):
+        collector.add(output)
+        collector.flush()
+
+    first, note = passed
+    assert first == out("abcde")
+    assert isinstance(note, Stream)
+    assert "5 characters came after the end of the cell" in note.text
+
+
 def test_display_beyond_the_limit_is_left_out_whole() -> None:
     collector, passed = collect(shown("x" * 2000), out("y"))
 
