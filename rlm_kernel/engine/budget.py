@@ -256,9 +256,19 @@ class Ledger:
             )
         return ""
 
-    def _refusal(self, cost: Cost) -> str:
-        """Why *cost* does not fit into this ledger; empty where it does."""
-        limits, used, held = self.budget, self.used, self._reserved
+    @property
+    def spent(self) -> bool:
+        """Whether not even the smallest sub-call will fit any more, whatever those under way
+        give back."""
+        return any(
+            # Of what is set aside only the count of calls is sure to be used.
+            ledger._refusal(Cost(subcalls=1, tokens=1), Cost(subcalls=ledger._reserved.subcalls))
+            for ledger in self.line()
+        )
+
+    def _refusal(self, cost: Cost, held: Cost | None = None) -> str:
+        """Why *cost* does not fit into this ledger beside *held*; empty where it does."""
+        limits, used, held = self.budget, self.used, held or self._reserved
         if limits.max_seconds is not None and self.elapsed() >= limits.max_seconds:
             return (
                 f"the budget of {limits.max_seconds:g} seconds is used up; "

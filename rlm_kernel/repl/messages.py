@@ -28,6 +28,7 @@ from rlm_kernel.cells import (
 
 __all__ = [
     "MAX_FRAME",
+    "MAX_PROMPTS",
     "Begin",
     "BudgetLeft",
     "CancelSubcalls",
@@ -70,6 +71,9 @@ __all__ = [
 
 MAX_FRAME = 64 << 20
 """Bytes. A longer frame is a violation; output is sent in pieces of at most 1 MiB."""
+
+MAX_PROMPTS = 100_000
+"""Prompts of one `SendSubcalls`: empty ones have no size, and each costs the kernel a call."""
 
 Id = Annotated[int, Meta(ge=0, le=2**53)]
 
@@ -305,7 +309,7 @@ class SendSubcalls(_Message, frozen=True, kw_only=True, tag="send_subcalls"):
     id: Id
     cell: Id
     kind: Literal["llm", "rlm"]
-    prompts: list[str]
+    prompts: Annotated[list[str], Meta(max_length=MAX_PROMPTS)]
     params: SubcallParams = SubcallParams()
 
 

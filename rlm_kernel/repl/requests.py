@@ -36,6 +36,9 @@ request, while code that gathers single calls sends one for each."""
 _MAX_PROMPTS = 512 << 20
 """Characters of prompts under way beyond which no more is read, until some are answered."""
 
+_CALL_SIZE = 1_000
+"""What a prompt weighs beside its characters: its call, its outcome."""
+
 _RESULTS_SIZE = 12 << 20
 """Characters of results that go into one frame; at 4 bytes each they still fit."""
 
@@ -203,7 +206,7 @@ class _Batch:
     def __init__(self, requests: Requests, request: SendSubcalls) -> None:
         self.id = request.id
         self.cell = request.cell
-        self.chars = sum(map(len, request.prompts))
+        self.chars = sum(map(len, request.prompts)) + _CALL_SIZE * len(request.prompts)
         self._requests = requests
         self._missing = set(range(len(request.prompts)))
         self._cancel: Callable[[], None] | None = None
@@ -265,11 +268,12 @@ def _parts(results: list[SubcallResult]) -> list[list[SubcallResult]]:
     parts: list[list[SubcallResult]] = [[]]
     size = 0
     for result in results:
-        if parts[-1] and size + len(result.text) > _RESULTS_SIZE:
+        length = len(result.text) + (len(result.error.reason) if result.error else 0)
+        if parts[-1] and size + length > _RESULTS_SIZE:
             parts.append([])
             size = 0
         parts[-1].append(result)
-        size += len(result.text)
+        size += length
     return parts
 
 

@@ -207,8 +207,11 @@ class Scheduler:
             self._drop(call)
             return
         try:
+            refused = self._reserve(call)
+            if refused:
+                await self._refuse(call, refused)
+                return
             if not self._start(call):
-                await asyncio.sleep(0)  # refusing thousands of calls must not hold the loop
                 return
             async with asyncio.timeout(_seconds(call)):
                 await self._do(call)
@@ -225,18 +228,22 @@ class Scheduler:
             self._fail(call, f"the call failed inside rlm-kernel: {error!r}")
             _report(error)
 
-    def _start(self, call: Call) -> bool:
-        """Set the call's cost aside and say that it starts. False where it ended instead."""
+    def _reserve(self, call: Call) -> str:
+        """Set the call's cost aside; why that cannot be, or nothing."""
         plan = call.batch.plan
         call.started = time.monotonic()
         call.batch.under_way.add(call)
-        refused = ""
+        if self._lacks_price(plan):
+            return unpriced(plan.model)
         try:
-            if plan.ledger.limits_cost and (plan.endpoint, plan.model) in self._unpriced:
-                raise BudgetExceeded(unpriced(plan.model))
             call.reservation = plan.ledger.reserve(plan.cost(call.prompt))
         except BudgetExceeded as error:
-            refused = str(error)
+            return str(error)
+        return ""
+
+    def _start(self, call: Call, note: str = "") -> bool:
+        """Say that the call starts. False where that cannot be said: it has ended then."""
+        plan = call.batch.plan
         started = SubcallStarted(
             call_id=call.call_id,
             kind=plan.kind,
@@ -246,7 +253,7 @@ class Scheduler:
             batch_id=plan.batch_id,
             index=call.index,
             params=plan.params,
-            note=plan.note,
+            note="; ".join(filter(None, (plan.note, note))),
         )
         try:
             self._emit(plan.run_id, started)
@@ -254,9 +261,31 @@ class Scheduler:
             # What cannot be recorded is not done.
             self._forget(call, str(error))
             return False
-        if refused:
-            self._fail(call, refused)
-        return not refused
+        return True
+
+    async def _refuse(self, call: Call, reason: str) -> None:
+        """End *call* unsent. Where the budget has nothing left, the rest of its batch ends with
+        it, without events: a line of code can ask for more calls than a record should tell of.
+        """
+        plan = call.batch.plan
+        over = self._lacks_price(plan) or plan.ledger.spent
+        others = self._pool(plan).remove(call.batch) if over else []
+        try:
+            if self._start(call, _refused_too(len(others))):
+                self._fail(call, reason)
+            for number, other in enumerate(others):
+                if number % 1000 == 0:
+                    await asyncio.sleep(0)
+                self._forget(other, reason)
+            await asyncio.sleep(0)
+        finally:
+            for other in others:
+                if not other.ended:
+                    self._forget(other, reason)
+
+    def _lacks_price(self, plan: Plan) -> bool:
+        """Whether a limit of money cannot be kept, as was seen by a reply before."""
+        return plan.ledger.limits_cost and (plan.endpoint, plan.model) in self._unpriced
 
     async def _do(self, call: Call) -> None:
         plan = call.batch.plan
@@ -411,6 +440,10 @@ def _seconds(call: Call) -> float | None:
         own = TIMEOUT_S
     limits = [limit for limit in (own, plan.ledger.seconds_left()) if limit is not None]
     return min(limits) if limits else None
+
+
+def _refused_too(number: int) -> str:
+    return f"refused together with {number:,} more calls of its batch" if number else ""
 
 
 def _timed_out(call: Call) -> str:

@@ -179,6 +179,18 @@ def test_a_batch_over_the_limit_of_a_message_is_split(worker: WorkerDriver) -> N
     assert "MiB" in cell.errors[0].evalue
 
 
+def test_a_list_of_more_prompts_than_a_call_takes_is_refused_in_the_cell(
+    worker: WorkerDriver,
+) -> None:
+    """Nothing is sent: empty prompts fit into a message by the million."""
+    for code in ("sub_RLM([''] * 100_001)", "await sub_RLM.aio([''] * 100_001)"):
+        error = worker.run(code, answer=echo).errors[0]
+        assert error.ename == "ValueError"
+        assert "a list of 100,001 prompts is too long for one call, which takes 100,000" in (
+            error.evalue
+        )
+
+
 def test_lone_surrogates_in_a_prompt(worker: WorkerDriver) -> None:
     """They are escaped, since no server takes them."""
     assert worker.run("sub_RLM('x\\ud800')", answer=echo).result == "'X\\\\UD800'"

@@ -239,6 +239,60 @@ async def test_a_call_over_the_budget_is_refused_unsent_and_seen(
     bench.check_pairs()
 
 
+async def test_a_batch_over_the_budget_is_refused_as_one(
+    bench_of: Any, server: ScriptedServer
+) -> None:
+    """All calls have their error, and the record says in one place how many there were."""
+    bench: Bench = bench_of(server, budget=Budget(max_subcalls=2), concurrency=1)
+    loop = asyncio.get_running_loop()
+    turns = 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        loop.call_soon(turn)
+
+    turn()
+    outcomes = await bench.submit([""] * 50_000).wait()
+
+    assert len(server.requests) == 2
+    assert len({str(outcome.error) for outcome in outcomes[2:]}) == 1
+    assert "the budget of 2 sub-calls has 0 left" in str(outcomes[-1].error)
+    assert len(bench.started) == len(bench.ended) == 3
+    assert bench.started[2].note == "refused together with 49,997 more calls of its batch"
+    assert bench.ledger.subcalls == 2
+    # The loop had its turns, and no delivery is the whole batch.
+    assert turns > 50
+    assert max(map(len, bench.delivered)) <= 2000
+    bench.check_pairs()
+
+
+async def test_a_call_that_does_not_fit_now_leaves_the_others_of_its_batch_alone(
+    bench_of: Any, server: ScriptedServer
+) -> None:
+    """A smaller one may fit, and what is under way gives back what it does not use."""
+    bench: Bench = bench_of(server, budget=Budget(max_tokens=3000), concurrency=1)
+    outcomes = await bench.submit(["x", "y" * 9000, "z"]).wait()
+
+    assert [outcome.error is None for outcome in outcomes] == [True, False, True]
+    assert len(bench.ended) == 3
+
+
+async def test_cancelling_a_batch_that_is_being_refused_ends_all_its_calls(
+    bench_of: Any, server: ScriptedServer
+) -> None:
+    """Nobody waits for ever for a call that no queue holds any more."""
+    bench: Bench = bench_of(server, budget=Budget(max_subcalls=1), concurrency=1)
+    batch = bench.submit([""] * 20_000)
+    while not bench.delivered or not any(o.error for o in bench.delivered[-1]):
+        bench.got.clear()
+        await asyncio.wait_for(bench.got.wait(), 20)
+    batch.cancel()
+
+    assert len(await asyncio.wait_for(batch.wait(), 20)) == 20_000
+    bench.check_pairs()
+
+
 async def test_a_limit_of_tokens_bounds_what_a_server_may_generate(
     bench_of: Any, server: ScriptedServer
 ) -> None:

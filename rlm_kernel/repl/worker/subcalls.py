@@ -82,6 +82,8 @@ class SubRLM:
 
     Raises
     ------
+    ValueError
+        A list has more than 100,000 prompts.
     SubcallError
         The call of a single prompt failed.
     BudgetExceeded
@@ -203,6 +205,11 @@ def _checked(prompt: object, depth: object) -> list[str]:
         raise TypeError(
             f"a prompt must be a str or a list of str, not {type(prompt).__name__}; "
             "use str() or json.dumps() on it"
+        )
+    if len(prompt) > messages.MAX_PROMPTS:
+        raise ValueError(
+            f"a list of {len(prompt):,} prompts is too long for one call, which takes "
+            f"{messages.MAX_PROMPTS:,}; put more text into each prompt, or pass slices of the list"
         )
     for place, item in enumerate(prompt):
         if not isinstance(item, str):
