@@ -48,7 +48,7 @@ async def translated(
             yield
     except TimeoutError:
         raise FailureError(
-            f"sent nothing for {seconds:g} s; check that the server is at work",
+            f"sent nothing for {round(seconds, 2):g} s; check that the server is at work",
             retryable=not begun,
         ) from None
     except openai.APIStatusError as error:

@@ -59,7 +59,8 @@ class ChatRoot:
     temperature, max_tokens
         Of each reply; ``None`` leaves them to the server.
     timeout
-        To the first token of a reply. Long, because a long conversation takes time to read.
+        To the first token of a reply, however often the request is sent and whatever is waited
+        between. Long, because a long conversation takes time to read.
     idle_timeout
         Between two pieces of a reply.
     retries
@@ -251,19 +252,20 @@ class _ChatStream:
         # The import takes a second or more, in which the event loop would answer nobody.
         await asyncio.to_thread(importlib.import_module, "openai")
         await self._root.learn_limit()
-        sent = 0
+        sent, deadline = 0, time.monotonic() + self._root.timeout
         while True:
             sent += 1
-            request = self._request()
+            request = self._request(deadline)
             try:
                 async for piece in request:
                     yield piece
                 return
             except FailureError as failure:
-                if self._deltas or not failure.retryable or sent > self._root.retries:
+                wait = _wait(self._root.backoff, sent, failure.wait)
+                late = time.monotonic() + wait >= deadline
+                if self._deltas or not failure.retryable or late or sent > self._root.retries:
                     times = f" (sent {sent} times)" if sent > 1 else ""
                     raise RootError(f"the root {self._root.name} {failure.reason}{times}") from None
-                wait = _wait(self._root.backoff, sent, failure.wait)
                 log.warning(
                     "the root %s %s; sending again in %.1f s",
                     self._root.name,
@@ -274,17 +276,18 @@ class _ChatStream:
                 await request.aclose()
             await asyncio.sleep(wait)
 
-    async def _request(self) -> AsyncGenerator[str, None]:
-        """Send one request and yield its text. Raises `FailureError` only."""
+    async def _request(self, deadline: float) -> AsyncGenerator[str, None]:
+        """Send one request and yield its text, which begins before *deadline*. Raises
+        `FailureError` only."""
         stream: AsyncStream[ChatCompletionChunk] | None = None
         root = self._root
         try:
-            async with translated(root.timeout, begun=False, redact=root.redact):
+            async with translated(_left(deadline), begun=False, redact=root.redact):
                 stream = await self._open()
             self._accepted = True
             while not self.finish:
                 begun = self._deltas > 0
-                limit = root.idle_timeout if begun else root.timeout
+                limit = root.idle_timeout if begun else _left(deadline)
                 async with translated(limit, begun=begun, redact=root.redact):
                     chunk = await anext(stream, None)
                     text = "" if chunk is None else self._take(chunk)
@@ -378,6 +381,10 @@ class _ChatStream:
 def _tokens(messages: Sequence[Message]) -> int:
     """Tokens of *messages*, estimated."""
     return int(sum(len(message.content) for message in messages) / CHARS_PER_TOKEN)
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.0)
 
 
 def _wait(backoff: float, sent: int, asked: float | None) -> float:

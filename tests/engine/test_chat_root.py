@@ -257,10 +257,30 @@ async def test_a_reply_that_has_begun_is_not_asked_for_again(step: Step, says: s
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("step", [Cut(), ErrorEvent(), Hang()])
+async def test_a_root_that_hangs_is_waited_for_once() -> None:
+    """One deadline holds for all attempts, not for each of them."""
+    said, server = await failure(*[Hang()] * 5, timeout=0.5)
+
+    assert "sent nothing for 0.5 s" in said
+    assert len(server.requests) == 1
+
+
+async def test_a_root_that_is_busy_is_not_asked_beyond_the_deadline() -> None:
+    """However many retries there are."""
+    async with ScriptedServer(reply=lambda prompt: Refuse(503)) as server:
+        root = root_of(server, timeout=0.3, retries=10**6, backoff=0.01)
+        async with asyncio.timeout(20):
+            with pytest.raises(RootError, match=r"failed \(503"):
+                await hear(root.propose(ASKED))
+        await root.close()
+
+    assert len(server.requests) > 1
+
+
+@pytest.mark.parametrize("step", [Cut(), ErrorEvent()])
 async def test_a_fault_before_the_first_token_is_asked_again(step: Step) -> None:
     async with ScriptedServer([step], reply=lambda prompt: "ok") as server:
-        root = root_of(server, timeout=0.5 if isinstance(step, Hang) else 30)
+        root = root_of(server)
         assert await hear(root.propose(ASKED)) == "ok"
         await root.close()
 
