@@ -48,6 +48,9 @@ from rlm_kernel.errors import BudgetExceeded, NoAnswer, RLMError, UsageError
 
 __all__ = ["Executor", "Interruptible", "Run", "cell_id"]
 
+MAX_ATTEMPTS = 20
+"""Proposals for one turn."""
+
 INTERRUPT_PATIENCE = 15.0
 """Seconds that a cell has to end after its interrupt; the REPL's own ladder takes under 5."""
 
@@ -308,9 +311,19 @@ class Run:
             proposal = self._propose(reply, attempt)
             decision = await self._decide(proposal)
             if decision.action == "regenerate":
+                self._check_attempts(attempt)
                 aside = self._why_again(proposal, decision.note)
                 continue
             return await self._carry_out(proposal, decision)
+
+    def _check_attempts(self, attempt: int) -> None:
+        """A policy that likes no proposal would ask for ever: regenerating costs no turn."""
+        if attempt >= MAX_ATTEMPTS:
+            raise EndingError(
+                "stopped",
+                f"none of {MAX_ATTEMPTS} proposals for turn {self._turn} was accepted; "
+                "edit or skip a cell, or change the policy",
+            )
 
     async def _carry_out(self, proposal: Proposal, decision: Decision) -> Value | None:
         if decision.action == "stop":

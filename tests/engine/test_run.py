@@ -307,6 +307,16 @@ async def test_regenerating_in_the_last_turn_costs_no_turn(stage: Stage) -> None
     assert (await run.run()).state == "answered"
 
 
+async def test_a_policy_that_accepts_no_proposal_stops_the_run(stage: Stage) -> None:
+    run = stage.run(PlaybookRoot(["1"]), policy=lambda proposal: Decision(action="regenerate"))
+    async with asyncio.timeout(20):
+        ended = await run.run()
+
+    assert ended.state == "stopped"
+    assert "none of 20 proposals for turn 1 was accepted" in ended.reason
+    assert len(stage.of(TurnProposed)) == len(stage.of(TurnDecided)) == 20
+
+
 async def test_a_skipped_cell_is_not_run_and_the_root_is_told_why(stage: Stage) -> None:
     decisions = [Decision(action="skip", note="it prints P"), Decision(action="run")]
     async with ScriptedServer([cell("print(P)"), cell("FINAL(1)")]) as server:
