@@ -19,7 +19,6 @@ from rlm_kernel.cells import CellResult, PromptInfo, SubcallParams, Value
 from rlm_kernel.engine.budget import Budget, Usage
 
 __all__ = [
-    "ACTIONS",
     "Action",
     "AnswerRejected",
     "Compacted",
@@ -49,7 +48,6 @@ RunState = Literal[
 """States of a run; the last three are its ends."""
 
 Action = Literal["run", "edit", "regenerate", "skip", "stop"]
-ACTIONS: tuple[Action, ...] = ("run", "edit", "regenerate", "skip", "stop")
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):

@@ -46,8 +46,6 @@ class HumanRoot:
     def __init__(self, ask: Callable[[Sequence[Message]], Awaitable[str]] | None = None) -> None:
         self._ask = ask
         self._submitted: asyncio.Queue[str] = asyncio.Queue()
-        self.waiting = False
-        """Whether a run waits for the next cell."""
 
     def submit(self, source: str) -> None:
         """Propose *source*. Raises `UsageError` where it is empty."""
@@ -65,7 +63,6 @@ class HumanRoot:
         self._submitted = asyncio.Queue()
 
     async def _reply(self, messages: Sequence[Message]) -> AsyncGenerator[str, None]:
-        self.waiting = True
         try:
             if self._ask is None:
                 source = await self._submitted.get()
@@ -73,7 +70,5 @@ class HumanRoot:
                 source = await self._ask(messages)
         except EOFError:
             raise NoAnswer("the person ended the run without an answer") from None
-        finally:
-            self.waiting = False
         mark = fence_for(source)
         yield f"{mark}repl\n{source}\n{mark}\n"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 __all__ = ["EndingError", "StopSignal", "abandon"]
-
-T = TypeVar("T")
 
 PATIENCE = 5.0
 """Seconds for a cancelled task to end. One that does not is left behind."""
@@ -55,15 +52,6 @@ class StopSignal:
         await asyncio.wait({task, self._wake}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         self.check()
         return task.done()
-
-    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of *work*, which is cancelled where the signal is set."""
-        task = asyncio.ensure_future(work)
-        try:
-            await self.until(task)
-            return task.result()
-        finally:
-            await abandon(task)
 
 
 async def abandon(task: asyncio.Future[Any]) -> None:
