@@ -204,6 +204,7 @@ def test_ctrl_c_stops_the_run_and_saves_the_notebook(
     under_way: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     left = family(under_way)
+    assert left
     under_way.send_signal(signal.SIGINT)
     stdout, stderr = under_way.communicate(timeout=60)
 
@@ -211,7 +212,7 @@ def test_ctrl_c_stops_the_run_and_saves_the_notebook(
     assert "Traceback" not in stderr
     meta = nbformat.read(tmp_path / "run.ipynb", as_version=4).metadata["rlm"]
     assert meta["state"] == "stopped"
-    assert not [child for child in left if child.is_running()]
+    assert not [child for child in left if alive(child)]
 
 
 def test_a_killed_command_leaves_no_process(under_way: subprocess.Popen[str]) -> None:

@@ -118,6 +118,8 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
 
     assert "\x1b]0;" not in written
     assert "\x1b[2J" not in written
+    assert "gone" in written
+    assert "print('" in written
 
 
 def test_the_end_is_shown_with_its_reason() -> None:

@@ -134,6 +134,7 @@ async def test_a_run_that_is_stopped_says_why(prompt: Path, playbook: Playbook) 
 
     assert outcome.final is not None
     assert outcome.final.state == "stopped"
+    assert "playbook" in outcome.final.reason
     assert outcome.final.reason in document.render()["cells"][-1]["source"]
 
 
@@ -202,7 +203,7 @@ async def test_a_query_may_hold_anything(prompt: Path, playbook: Playbook) -> No
 
 
 async def test_an_unknown_root_is_a_usage_error_in_one_line(prompt: Path) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="did you mean 'openai:x'") as caught:
         await ran(prompt, "opnai:x")
 
     assert "\n" not in str(caught.value)

@@ -83,8 +83,8 @@ async def test_an_update_of_another_version_ends_the_run_in_one_sentence() -> No
 
 
 async def test_a_run_that_never_begins_is_given_up() -> None:
-    with pytest.raises(RLMError, match="said nothing of the run within 1 seconds"):
-        await ran("silent", timeout=1)
+    with pytest.raises(RLMError, match="said nothing of the run within 5 seconds"):
+        await ran("silent", timeout=5)  # what it does answer takes its time on a busy machine
 
 
 async def test_a_kernel_that_does_not_answer_the_comm_is_given_up() -> None:
