@@ -26,8 +26,9 @@ from rlm_kernel.cells import (
 from rlm_kernel.engine.budget import Budget, Ledger
 from rlm_kernel.engine.dialects import PAPER
 from rlm_kernel.engine.events import Event
-from rlm_kernel.engine.roots import Message, Root
+from rlm_kernel.engine.roots import ChatRoot, Message, Root
 from rlm_kernel.engine.run import Run
+from tests.servers.scripted import ScriptedServer
 
 E = TypeVar("E")
 
@@ -158,6 +159,16 @@ class Stage:
                 self._waiters.remove(waiter)
                 if not future.done():
                     future.set_result(event)
+
+
+def cell(source: str, prose: str = "Next.") -> str:
+    """A reply with a cell."""
+    return f"{prose}\n\n```repl\n{source}\n```\n"
+
+
+def chat(server: ScriptedServer, **options: object) -> ChatRoot:
+    """A root behind *server*."""
+    return ChatRoot("scripted", server.base_url, "key", backoff=0.001, **options)  # type: ignore[arg-type]
 
 
 def prompt_info(text: str) -> PromptInfo:
