@@ -23,6 +23,9 @@ path               pa     the path
 any other          o      name of its type, and its ``str()``
 =================  =====  ===========================================
 
+A Fraction of more than some thousand bits is among the others: to make one takes
+time that goes with the square of its digits.
+
 A ``str`` at the top travels as `Value.text` alone, so that a long answer is not
 carried twice.
 """
@@ -30,6 +33,7 @@ carried twice.
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -38,10 +42,20 @@ from typing import Any
 
 from rlm_kernel.cells import Value
 
-__all__ = ["decode", "encode"]
+__all__ = ["decode", "encode", "received"]
 
 MAX_DEPTH = 100
 """Nesting of a value that is carried; what is deeper, or contains itself, is text only."""
+
+_MAX_LISTS = 3 * (MAX_DEPTH + 2)
+"""Nesting of lists in what `encode` makes: a dict takes three of them."""
+
+_MAX_FRACTION = 1000
+"""Hexadecimal digits of numerator and denominator."""
+
+_MAX_ALIKE = 100
+"""Items of a set, or keys of a dict, with one hash. More are made to collide: each is compared
+with all the others."""
 
 
 class _TooDeep(Exception):
@@ -62,6 +76,22 @@ def encode(value: object) -> Value:
     if isinstance(data, list) and data[0] == "o":
         return Value(kind.__name__, text, None, False)
     return Value(kind.__name__, text, data, encoder.exact)
+
+
+def received(value: Value) -> Value:
+    """*value* as it came from a worker, without data that `encode` cannot have made.
+
+    What is nested without end would fail everywhere that it is looked at. Goes by levels and
+    does not recurse.
+    """
+    level = [value.data]
+    for _ in range(_MAX_LISTS):
+        if any(isinstance(item, dict) for item in level):
+            break
+        level = [item for held in level if isinstance(held, list) for item in held]
+        if not level:
+            return value
+    return Value(value.type, value.text, None, False)
 
 
 def decode(value: Value) -> Any:
@@ -181,6 +211,12 @@ def _zoned(tag: str) -> Callable[[Any], Any]:
     return encode_time
 
 
+def _fraction(value: Fraction) -> Any:
+    if max(abs(value.numerator), value.denominator) >= 16**_MAX_FRACTION:
+        return ["o", [type(value).__name__, _text(value)]]
+    return ["fr", [format(value.numerator, "x"), format(value.denominator, "x")]]
+
+
 _ENCODERS: dict[type, Callable[[Any], Any]] = {
     type(None): lambda value: None,
     bool: lambda value: value,
@@ -195,10 +231,7 @@ _ENCODERS: dict[type, Callable[[Any], Any]] = {
     datetime.time: _zoned("ti"),
     datetime.timedelta: lambda value: ["td", [value.days, value.seconds, value.microseconds]],
     Decimal: lambda value: ["de", str(value)],
-    Fraction: lambda value: [
-        "fr",
-        [format(value.numerator, "x"), format(value.denominator, "x")],
-    ],
+    Fraction: _fraction,
     type(Path()): lambda value: ["pa", str(value)],
 }
 
@@ -216,11 +249,29 @@ def _decode(data: Any, depth: int) -> Any:
         raise ValueError("nested too deeply")
     tag, payload = data
     if tag == "d":
-        return {_decode(key, depth - 1): _decode(item, depth - 1) for key, item in payload}
+        pairs = [(_decode(key, depth - 1), _decode(item, depth - 1)) for key, item in payload]
+        _check_hashes([key for key, _ in pairs])
+        return dict(pairs)
     collect = _COLLECT.get(tag)
     if collect is not None:
-        return collect([_decode(item, depth - 1) for item in payload])
+        items = [_decode(item, depth - 1) for item in payload]
+        if tag in "sf":
+            _check_hashes(items)
+        return collect(items)
     return _DECODERS[tag](payload)
+
+
+def _check_hashes(items: list[Any]) -> None:
+    if len(items) > _MAX_ALIKE and max(Counter(map(hash, items)).values()) > _MAX_ALIKE:
+        raise ValueError("the items are made to collide")
+
+
+def _decode_fraction(payload: Any) -> Fraction:
+    numerator, denominator = payload
+    # One more for a sign.
+    if max(len(numerator), len(denominator)) > _MAX_FRACTION + 1:
+        raise ValueError("the fraction is too long")
+    return Fraction(int(numerator, 16), int(denominator, 16))
 
 
 def _folded(time: Any, fold: int) -> Any:
@@ -244,7 +295,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "ti": lambda payload: _folded(datetime.time.fromisoformat(payload[0]), payload[1]),
     "td": lambda payload: datetime.timedelta(*payload),
     "de": Decimal,
-    "fr": lambda payload: Fraction(int(payload[0], 16), int(payload[1], 16)),
+    "fr": _decode_fraction,
     "pa": Path,
     "o": lambda payload: payload[1],
 }

@@ -8,6 +8,7 @@ import datetime
 import enum
 import math
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlm_kernel.cells import Value
-from rlm_kernel.values import MAX_DEPTH, decode, encode
+from rlm_kernel.engine.events import RunEnded
+from rlm_kernel.record.codec import pack, unpack
+from rlm_kernel.values import MAX_DEPTH, decode, encode, received
+
+# Of the strategies below, which are nested; Hypothesis builds it where a draw is tried again.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 
 def through(value: object) -> Any:
@@ -226,3 +232,53 @@ tags = st.sampled_from([*"ltsfdicub", "da", "dt", "ti", "td", "de", "fr", "pa", 
 def test_no_data_at_all_makes_it_raise(data: Any) -> None:
     """Whatever comes from below, the kernel's process goes on."""
     decode(Value("x", "the text", data, True))
+
+
+def deep(levels: int) -> object:
+    """Dicts in dicts, the most nested that a value can become for the link."""
+    value: object = 2**70
+    for _ in range(levels):
+        value = {"key": value}
+    return value
+
+
+def test_deepest_value_that_is_carried_is_received_whole_and_can_be_recorded() -> None:
+    value = encode(deep(MAX_DEPTH))
+
+    assert value.exact
+    assert received(value) == value
+    answer = RunEnded(state="answered", answer=value)
+    body, blobs = pack(answer)
+    assert unpack(body, blobs.__getitem__) == answer
+
+
+@pytest.mark.parametrize("data", [{"a": 1}, ["l", [{}]], ["l", [1, ["d", [[1, {"b": 2}]]]]]])
+def test_maps_are_no_data_of_a_value(data: object) -> None:
+    assert received(Value("dict", "…", data)) == Value("dict", "…", None, False)
+
+
+def test_data_nested_without_end_is_not_received() -> None:
+    data: object = 1
+    for _ in range(100_000):
+        data = [data]
+
+    assert received(Value("list", "…", data)) == Value("list", "…", None, False)
+
+
+def test_fraction_whose_making_would_take_long_travels_as_text() -> None:
+    small, large = Fraction(-(16**999), 3), Fraction(16**1000 + 1, 3)
+
+    assert through(small) == small
+    assert encode(large).data is None
+    assert not encode(large).exact
+    hostile = Value("Fraction", "…", ["fr", ["f" * 600_000, "e" * 600_000]])
+    assert decode(hostile) == "…"
+
+
+@pytest.mark.parametrize("tag", ["s", "f", "d"])
+def test_keys_that_are_made_to_collide_decode_to_the_text(tag: str) -> None:
+    """The hash of an int is its remainder by 2**61 - 1: 200,000 with one hash take minutes."""
+    keys = [["i", format(n * (2**61 - 1), "x")] for n in range(1, 200_000)]
+    payload = [[key, None] for key in keys] if tag == "d" else keys
+
+    assert decode(Value("set", "…", [tag, payload])) == "…"

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rlm_kernel.cells import CellResult, ErrorOutput, Output, Variable
+from rlm_kernel.cells import AnswerSet, CellResult, ErrorOutput, Output, Variable
 from rlm_kernel.errors import RLMError, WorkerDied
 from rlm_kernel.repl.messages import Done
 from rlm_kernel.repl.output import Collector, Unshowable, bounded_error, plain
+from rlm_kernel.values import received
 
 __all__ = ["Cell", "Executed", "Inventory", "loss_sentence"]
 
@@ -75,7 +76,7 @@ class Cell:
             error=error,
             variables=done.variables,
             restored=done.restored,
-            answer=done.answer,
+            answer=_received(done.answer),
             seconds=done.seconds,
             waited_s=done.waited_s,
         )
@@ -144,6 +145,10 @@ class Inventory:
         """The variables as last reported."""
         same = (msgspec.structs.replace(v, change="same") for v in self._variables.values())
         return sorted(same, key=lambda variable: variable.name)
+
+
+def _received(answer: AnswerSet | None) -> AnswerSet | None:
+    return None if answer is None else AnswerSet(answer.how, received(answer.value))
 
 
 def loss_sentence(reason: str, lost: Sequence[str]) -> WorkerDied:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rlm_kernel.cells import Display
+from rlm_kernel.cells import AnswerSet, Display, Value
 from rlm_kernel.repl import Nobody, Repl
 from rlm_kernel.repl.messages import (
     CommFromWorker,
@@ -34,7 +34,7 @@ VIOLATIONS = {
     "extension type": ("display(msgspec.msgpack.Ext(1, b''))", "no message"),
     "bad UTF-8": (r"frame(b'\x93\xa4emit\x01\x93\xa6stream\xa6stdout\xa1\xff')", "no message"),
     "deep nesting": (
-        r"frame(b'\x93\xa4emit\x01\x92\xa7display\x81\xa1a' + b'\x91' * 5000 + b'\xc0')",
+        r"frame(b'\x93\xa4emit\x01\x92\xa7display\x81\xa1a' + b'\x91' * 50_000 + b'\xc0')",
         "no message",
     ),
     "millions of values": (
@@ -167,6 +167,19 @@ async def test_too_large_a_cell_is_refused_and_the_worker_lives(standin: Repl) -
     assert result.error.ename == "UsageError"
     assert (await standin.execute("1")).result.ok
     assert standin.worker_pid == worker
+
+
+async def test_answer_of_data_that_no_value_has_is_its_text(standin: Repl) -> None:
+    """Seven hundred lists in one another would fail in whatever looks at the answer next."""
+    code = """d = 1
+for _ in range(700): d = [d]
+value = Value("list", "[[…]]", d)
+send(Done(id=request.id, ok=True, execution_count=1, answer=AnswerSet("Final", value)))
+receive()"""
+
+    result = (await standin.execute(code)).result
+
+    assert result.answer == AnswerSet("Final", Value("list", "[[…]]", None, False))
 
 
 class Widgets(Nobody):
