@@ -23,7 +23,7 @@ from rlm_kernel.engine.events import RunEnded
 from rlm_kernel.record.codec import pack, unpack
 from rlm_kernel.values import MAX_DEPTH, decode, encode, received
 
-# Of the strategies below, which are nested; Hypothesis builds it where a draw is tried again.
+# Hypothesis builds it where a draw is tried again, and the strategies below are nested.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 

@@ -88,6 +88,19 @@ def test_what_is_no_answer(worker: WorkerDriver, code: str) -> None:
     assert worker.run(code, turn=1).finished.answer is None
 
 
+@pytest.mark.parametrize("code", ["Final = None", "answer.update(content='', ready=True)"])
+def test_an_empty_answer_is_told_to_who_gave_it(worker: WorkerDriver, code: str) -> None:
+    """Else a root waits for the end of its run, and never learns why it does not come."""
+    for _ in range(2):
+        assert "no answer was taken" in worker.run(code, turn=1).err
+
+
+def test_a_none_of_an_earlier_cell_is_not_told_again(worker: WorkerDriver) -> None:
+    """In the cells of a person it stays bound."""
+    assert "no answer was taken" in worker.run("Final = None").err
+    assert worker.run("1").err == ""
+
+
 def test_an_unready_dict_is_kept(worker: WorkerDriver) -> None:
     """A root that binds `answer` to its own dict goes on with it."""
     worker.run("answer = {'content': 'draft', 'ready': False}", turn=1)

@@ -12,6 +12,8 @@ from rlm_kernel.values import encode
 
 __all__ = ["Answer", "AnswerBook", "Names"]
 
+_MISSING = object()
+
 How = Literal["Final", "FINAL", "FINAL_VAR", "SUBMIT", "answer"]
 
 
@@ -38,7 +40,7 @@ class AnswerBook:
         self._namespace = namespace
         self._called: tuple[How, Any] | None = None
         self.answer = Answer()
-        self._before: tuple[Any, Any, Any] = (None, "", False)
+        self._before: tuple[Any, Any, Any] = (_MISSING, "", False)
 
     def begin_run(self) -> None:
         """Forget every answer."""
@@ -55,7 +57,7 @@ class AnswerBook:
             self._namespace.pop("Final", None)
             self.answer["ready"] = False
         self._before = (
-            self._namespace.get("Final"),
+            self._namespace.get("Final", _MISSING),
             self.answer.get("content"),
             _true(self.answer.get("ready")),
         )
@@ -63,7 +65,7 @@ class AnswerBook:
     def end_cell(self, say: Callable[[str], None]) -> AnswerSet | None:
         """The answer that the cell set, if it set one. *say* tells it of a mistake."""
         self._take_over()
-        found = self._called or self._from_dict(say) or self._from_name()
+        found = self._called or self._from_dict(say) or self._from_name(say)
         if found is None:
             return None
         how, value = found
@@ -88,9 +90,12 @@ class AnswerBook:
             return None
         return "answer", content
 
-    def _from_name(self) -> tuple[How, Any] | None:
-        value = self._namespace.get("Final")
-        if value is None or value is self._before[0] or _is_typing_final(value):
+    def _from_name(self, say: Callable[[str], None]) -> tuple[How, Any] | None:
+        value = self._namespace.get("Final", _MISSING)
+        if value is _MISSING or value is self._before[0] or _is_typing_final(value):
+            return None
+        if value is None:
+            say("Final is set to None, which is no answer: no answer was taken.")
             return None
         return "Final", value
 
@@ -225,9 +230,6 @@ class Names:
 
     def _copies(self) -> list[dict[str, str]]:
         return [dict(message) for message in self._history]
-
-
-_MISSING = object()
 
 
 def _true(value: object) -> bool:
