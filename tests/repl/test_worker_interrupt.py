@@ -177,6 +177,7 @@ def test_a_storm_of_interrupts_tears_no_frame(worker: WorkerDriver) -> None:
     cell = worker.finish(number, answer=answer, seen=seen)
     # An interrupt between two statements of the handler ends the loop early, which is fine.
     assert cell.finished.ok or cell.errors[0].ename == "KeyboardInterrupt"
+    assert int(worker.run("caught").result or 0) > 0
     assert worker.run("sub_RLM('whole')", answer=echo).result == "'WHOLE'"
 
 
