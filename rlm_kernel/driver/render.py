@@ -9,12 +9,12 @@ model or a cell wrote is escaped.
 
 from __future__ import annotations
 
-import re
 from html import escape
 
 from rlm_kernel.driver.trajectory import Counts, Trajectory, Turn
 from rlm_kernel.engine.budget import Usage
 from rlm_kernel.engine.fences import fence_for
+from rlm_kernel.text import without_ansi
 
 __all__ = ["Bundle", "answer_bundle", "run_bundle", "turn_bundle"]
 
@@ -26,8 +26,6 @@ _SHOWN = 20_000
 
 _STREAMED = 2_000
 """Last characters of a reply that comes in."""
-
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 _ACCENT = "var(--jp-brand-color1, #3b82c4)"
 _GOOD = "var(--jp-success-color1, #2e9e5b)"
@@ -61,7 +59,7 @@ def turn_bundle(turn: Turn, *, now: float, awaiting: bool = False) -> Bundle:
     facts = _facts(state, turn.seconds(now), turn.usage, turn.counts)
     title = f"turn {turn.number}"
     prose, source = _prose(turn), _clip(turn.source)
-    observation = _clip(_plain(turn.observation))
+    observation = _clip(without_ansi(turn.observation))
     return {
         "text/html": _turn_html(turn, title, facts, prose, source, observation, awaiting),
         "text/markdown": _join(
@@ -223,10 +221,6 @@ def _prose(turn: Turn) -> str:
         return _clip(turn.prose.strip())
     reply = "".join(turn.reply)
     return reply if len(reply) <= _STREAMED else f"… {reply[-_STREAMED:]}"
-
-
-def _plain(text: str) -> str:
-    return _ANSI.sub("", text)
 
 
 def _one_line(text: str) -> str:

@@ -25,6 +25,7 @@ from rlm_kernel.engine.chat_errors import FailureError, translated
 from rlm_kernel.engine.root_protocol import Message, RootStream
 from rlm_kernel.errors import RootError
 from rlm_kernel.prices import Price, prices_from
+from rlm_kernel.text import CHARS_PER_TOKEN
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, AsyncStream
@@ -42,7 +43,6 @@ AFTERMATH = 5.0
 LONGEST_WAIT = 60.0
 """Before a request is sent again, whatever ``Retry-After`` says."""
 
-CHARS_PER_TOKEN = 3.5
 ESTIMATE_MARGIN = 1.5
 """A prompt may have so many times the tokens that its characters make one expect."""
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from rlm_kernel.engine.observation import clip
 from rlm_kernel.engine.root_protocol import Message
+from rlm_kernel.text import CHARS_PER_TOKEN
 
 __all__ = ["FULL", "NO_SUMMARY", "Meter", "compacted"]
 
@@ -21,7 +22,6 @@ FULL = 0.85
 RECENT = 0.35
 """Part of the context that the latest turns may keep."""
 
-CHARS_PER_TOKEN = 3.5
 PER_MESSAGE = 6
 """Tokens of a message beside its text: role and separators of the chat template."""
 

@@ -16,14 +16,12 @@ from rlm_kernel.cells import PromptInfo
 from rlm_kernel.engine.budget import Budget
 from rlm_kernel.engine.fences import CODE_WORDS, fence_for
 from rlm_kernel.errors import UsageError
+from rlm_kernel.text import LEAST_CHARS_PER_TOKEN
 
 __all__ = ["DIALECTS", "PAPER", "RLMS", "Dialect", "RunFacts", "dialect_named"]
 
 PREVIEW_CHARS = 500
 """Of the prompt, in the first message."""
-
-CHARS_PER_TOKEN = 3
-"""To tell a root how much text fits into a sub-model. Low, so that what it cuts does fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +320,7 @@ def _window(facts: RunFacts) -> str:
             "How much the sub-model takes is not known; start with windows of some thousand "
             "characters, and make them smaller where a call says that its prompt is too long."
         )
-    chars = facts.sub_context * CHARS_PER_TOKEN
+    chars = facts.sub_context * LEAST_CHARS_PER_TOKEN
     return (
         f"The sub-model takes {facts.sub_context:,} tokens in all, prompt and reply together: "
         f"that is about {chars:,} characters, of which a window should fill two thirds at most."

@@ -7,7 +7,6 @@ much.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from rlm_kernel.cells import (
@@ -20,6 +19,7 @@ from rlm_kernel.cells import (
     Stream,
     Variable,
 )
+from rlm_kernel.text import without_ansi
 
 __all__ = ["MIN_CHARS", "clip", "observe", "plain"]
 
@@ -27,7 +27,6 @@ MIN_CHARS = 400
 """The smallest bound that leaves room for every part."""
 
 ERROR_LINES = 14
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
 def observe(result: CellResult, limit: int, notes: Iterable[str] = ()) -> str:
@@ -76,7 +75,7 @@ def clip(text: str, limit: int, dropped: int = 0) -> str:
 
 def plain(text: str) -> str:
     """*text* as a terminal would leave it: no ANSI sequences, lines rewritten by ``\\r`` once."""
-    text = _ANSI.sub("", text).replace("\r\n", "\n")
+    text = without_ansi(text).replace("\r\n", "\n")
     if "\r" not in text:
         return text
     return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))

@@ -15,7 +15,7 @@ from rlm_kernel.errors import SubcallError, UsageError
 from rlm_kernel.prices import Price
 from rlm_kernel.subcalls.endpoint import Endpoint
 from rlm_kernel.subcalls.fair_queue import Lane
-from rlm_kernel.subcalls.wire import estimated_tokens
+from rlm_kernel.text import estimated_tokens
 
 __all__ = [
     "Batch",

@@ -42,7 +42,7 @@ from rlm_kernel.subcalls.batch import (
 from rlm_kernel.subcalls.endpoint import Endpoint, EndpointError, Reply
 from rlm_kernel.subcalls.fair_queue import Lane
 from rlm_kernel.subcalls.pool import Pool
-from rlm_kernel.subcalls.wire import estimated_tokens
+from rlm_kernel.text import estimated_tokens
 
 __all__ = ["Batch", "ChildOutcome", "Outcome", "Retry", "Scheduler"]
 

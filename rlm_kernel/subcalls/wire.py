@@ -18,6 +18,7 @@ from msgspec import Meta
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Usage, named_cost
 from rlm_kernel.subcalls.endpoint import EndpointError
+from rlm_kernel.text import estimated_tokens
 
 __all__ = [
     "Choice",
@@ -29,7 +30,6 @@ __all__ = [
     "decode_completion",
     "decode_models",
     "encode_request",
-    "estimated_tokens",
     "estimated_usage",
     "refusal",
     "retry_after",
@@ -221,15 +221,6 @@ def usage_of(usage: _Usage | None) -> Usage | None:
         calls=1,
         cost=named_cost(usage.cost),
     )
-
-
-def estimated_tokens(text: str) -> int:
-    """About how many tokens *text* has, rather too many: one for 3 bytes of its UTF-8.
-
-    English has some 4 bytes a token, code 3, Chinese 3.
-    """
-    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-    return size // 3 + 1
 
 
 def estimated_usage(prompt: str, text: str) -> Usage:
