@@ -99,6 +99,7 @@ def conversation(sizes: list[int]) -> list[Message]:
 @given(st.lists(st.integers(0, 9000), min_size=2, max_size=20), st.booleans())
 def test_a_compacted_conversation_fits_and_alternates(sizes: list[int], summarised: bool) -> None:
     messages, meter, limit = conversation(sizes), Meter(), 4000
+    messages[-1] = Message("user", f"The latest: {messages[-1].content}")
     summary = "I found it." if summarised else NO_SUMMARY
     kept = compacted(messages, summary, "Go on.", limit=limit, meter=meter)
 
@@ -106,7 +107,8 @@ def test_a_compacted_conversation_fits_and_alternates(sizes: list[int], summaris
     assert kept[:2] == messages[:2]
     assert [m.role for m in kept[2:]] == ["assistant", "user"] * (len(kept) // 2 - 1)
     assert kept[2].content == summary
-    assert len(kept) == 4 or kept[-1].content[:100] == messages[-1].content[:100]
+    assert len(kept) >= 6
+    assert kept[-1].content[:100] == messages[-1].content[:100]
 
 
 def test_the_latest_turns_stay_as_far_as_they_fit() -> None:
