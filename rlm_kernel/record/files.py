@@ -66,8 +66,12 @@ def connect(path: Path) -> sqlite3.Connection:
     It may change threads, but is for one at a time.
     """
     connection = _connect(path, "rwc")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    try:
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -76,7 +80,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     connection = _connect(path, "ro")
     try:
         connection.execute("PRAGMA user_version").fetchone()
-    except sqlite3.OperationalError as error:
+    except BaseException as error:
         connection.close()
         # Reading a log needs a file beside it. On a medium that takes none the record is at
         # rest, unless a log lies there, which would then be left out.
@@ -231,7 +235,7 @@ def reporting(path: Path, doing: str) -> Iterator[None]:
         raise RecordError(f"cannot {doing} the record {path}: {error}") from None
 
 
-def _primary(error: sqlite3.Error) -> str:
-    """The first two words of SQLite's extended name, such as ``SQLITE_IOERR``."""
+def _primary(error: BaseException) -> str:
+    """The first two words of SQLite's extended name, such as ``SQLITE_IOERR``; else empty."""
     name: str = getattr(error, "sqlite_errorname", "") or ""
     return "_".join(name.split("_")[:2])

@@ -116,6 +116,7 @@ import os, sys
 from pathlib import Path
 from rlm_kernel.record import Record
 path = Path(sys.argv[1])
+path.as_uri()  # loads what it needs, from where the other user may not look
 if os.getuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:
