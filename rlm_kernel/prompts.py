@@ -19,6 +19,7 @@ from typing import Literal
 
 from rlm_kernel.cells import PromptInfo
 from rlm_kernel.errors import PromptError
+from rlm_kernel.text import escape_surrogates
 
 __all__ = [
     "PREVIEW",
@@ -149,7 +150,7 @@ def describe(prompt: Prompt, source: str = "") -> PromptInfo:
         chars=chars,
         items=items,
         sha256=digest.hexdigest(),
-        preview=first[:PREVIEW].encode("utf-8", "backslashreplace").decode(),
+        preview=escape_surrogates(first[:PREVIEW]),
         source=source,
     )
 

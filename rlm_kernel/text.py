@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["CHARS_PER_TOKEN", "LEAST_CHARS_PER_TOKEN", "estimated_tokens", "without_ansi"]
+__all__ = [
+    "CHARS_PER_TOKEN",
+    "LEAST_CHARS_PER_TOKEN",
+    "escape_surrogates",
+    "estimated_tokens",
+    "replace_surrogates",
+    "without_ansi",
+]
 
 CHARS_PER_TOKEN = 3.5
 """Of English prose and code mixed, where nothing better is known."""
@@ -18,6 +25,22 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@
 def without_ansi(text: str) -> str:
     """*text* without the control sequences of terminals (ECMA-48): colours, links, titles."""
     return _ANSI.sub("", text)
+
+
+def escape_surrogates(text: str) -> str:
+    """*text* as UTF-8 can carry it: a lone surrogate, which has none, becomes ``\\udXXX``."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def replace_surrogates(text: str) -> str:
+    """*text* as Unicode: halves of a pair in sequence are joined, others become U+FFFD.
+
+    For what goes to a model or comes from one, where an escape would be read as text. JSON may
+    hold halves (RFC 8259, section 8.2).
+    """
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def estimated_tokens(text: str) -> int:

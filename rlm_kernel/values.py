@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from rlm_kernel.cells import Value
+from rlm_kernel.text import escape_surrogates
 
 __all__ = ["decode", "encode", "received"]
 
@@ -118,11 +119,7 @@ def _text(value: object) -> str:
         if type(value) is int:
             return hex(value)
         text = f"<{type(value).__name__} whose str() raises {type(error).__name__}>"
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace").decode()
-    return text
+    return escape_surrogates(text)
 
 
 class _Encoder:

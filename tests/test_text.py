@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rlm_kernel.text import estimated_tokens, without_ansi
+from rlm_kernel.text import (
+    escape_surrogates,
+    estimated_tokens,
+    replace_surrogates,
+    without_ansi,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,3 +25,10 @@ def test_tokens_are_estimated_from_bytes_and_never_none() -> None:
     assert estimated_tokens("x" * 300) == 101
     assert estimated_tokens("\u4e16" * 100) == 101
     assert estimated_tokens("\ud800") > 0
+
+
+def test_lone_surrogates_are_escaped_or_replaced_and_pairs_joined() -> None:
+    assert escape_surrogates("a\udc80\u00e9") == "a\\udc80\u00e9"
+    assert replace_surrogates("a\udc80\u00e9") == "a\ufffd\u00e9"
+    assert replace_surrogates("\ud83d\ude00 \ud83d") == "\U0001f600 \ufffd"
+    assert escape_surrogates("\U0001f600") == replace_surrogates("\U0001f600") == "\U0001f600"

@@ -13,6 +13,7 @@ from rlm_kernel.engine.proposals import Cell, cell_of
 from rlm_kernel.engine.root_protocol import RootStream
 from rlm_kernel.engine.stopping import StopSignal, abandon
 from rlm_kernel.errors import RootError
+from rlm_kernel.text import replace_surrogates
 
 __all__ = ["Reply", "StreamLog", "read_reply"]
 
@@ -155,13 +156,6 @@ async def _next(stream: RootStream, signal: StopSignal, log: StreamLog) -> str |
 
 async def _delta(stream: RootStream) -> str | None:
     try:
-        return _unicode(await anext(stream))
+        return replace_surrogates(await anext(stream))
     except StopAsyncIteration:
         return None
-
-
-def _unicode(text: str) -> str:
-    """*text* without lone surrogates, which JSON may hold and no front end and no file can."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

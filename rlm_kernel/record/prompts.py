@@ -21,6 +21,7 @@ from rlm_kernel.cells import PromptInfo
 from rlm_kernel.record import files
 from rlm_kernel.record.codec import compress, decompress
 from rlm_kernel.record.fault import Fault
+from rlm_kernel.text import escape_surrogates
 
 __all__ = [
     "CHUNK",
@@ -148,7 +149,8 @@ class PromptWriter:
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sha256) DO NOTHING",
             (
                 *(self._id, info.sha256, info.kind, info.chars, info.items),
-                *(self._bytes, self._chunks, _column(info.source), _column(info.preview)),
+                *(self._bytes, self._chunks),
+                *map(escape_surrogates, (info.source, info.preview)),
             ),
         ).rowcount
         if not inserted:  # it was there already, or another writer came first
@@ -176,11 +178,6 @@ class PromptWriter:
         if self._connection is None:
             raise Fault("a prompt is written inside the writer's with block only; enter it")
         return self._connection
-
-
-def _column(text: str) -> str:
-    """*text* as SQLite can hold it: lone surrogates, which have no UTF-8, as ``\\udXXX``."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def forget_unfinished(connection: sqlite3.Connection) -> None:

@@ -21,6 +21,7 @@ import msgspec
 from rlm_kernel.errors import LinkError, UsageError
 from rlm_kernel.repl.frames import MAX_VALUES, holds_too_many
 from rlm_kernel.repl.messages import MAX_FRAME, FromWorker, ToWorker
+from rlm_kernel.text import escape_surrogates
 
 __all__ = ["MAX_UNSENT", "Link", "LinkOwner"]
 
@@ -92,7 +93,7 @@ def encode_frame(message: ToWorker) -> bytearray:
 
 def _without_surrogates(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        return escape_surrogates(value)
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
         clean = {name: _without_surrogates(field) for name, field in fields.items()}

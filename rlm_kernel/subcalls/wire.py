@@ -18,7 +18,7 @@ from msgspec import Meta
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Usage, named_cost
 from rlm_kernel.subcalls.endpoint import EndpointError
-from rlm_kernel.text import estimated_tokens
+from rlm_kernel.text import estimated_tokens, replace_surrogates
 
 __all__ = [
     "Choice",
@@ -91,12 +91,8 @@ def encode_request(
         return _ENCODER.encode(request)
     except UnicodeEncodeError:
         # A prompt with lone surrogates is no Unicode text and servers refuse it whole.
-        clean = [_Message(m.role, _without_surrogates(m.content)) for m in messages]
+        clean = [_Message(m.role, replace_surrogates(m.content)) for m in messages]
         return _ENCODER.encode(msgspec.structs.replace(request, messages=clean))
-
-
-def _without_surrogates(text: str) -> str:
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 # --- replies ----------------------------------------------------------------------------------

@@ -6,12 +6,9 @@ import datetime
 import os
 from typing import Any
 
-__all__ = ["encode_hook", "plain", "printable"]
+from rlm_kernel.text import escape_surrogates
 
-
-def printable(text: str) -> str:
-    """*text* with lone surrogates written as escapes, so that UTF-8 can carry it."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+__all__ = ["encode_hook", "plain"]
 
 
 def encode_hook(value: Any) -> Any:
@@ -35,7 +32,7 @@ def encode_hook(value: Any) -> Any:
 def plain(value: Any) -> Any:
     """A copy of *value*, made of builtins, that msgpack can carry for certain."""
     if isinstance(value, str):
-        return printable(value)
+        return escape_surrogates(value)
     if isinstance(value, dict):
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -26,7 +26,7 @@ from traitlets.config import Config
 
 from rlm_kernel.cells import Display, ErrorOutput, Result
 from rlm_kernel.errors import RLMError
-from rlm_kernel.repl.worker.plain import printable
+from rlm_kernel.text import escape_surrogates
 
 if TYPE_CHECKING:
     from rlm_kernel.repl.worker.interrupts import Interrupts
@@ -237,8 +237,8 @@ class WorkerShell(InteractiveShell):
             message = str(evalue)
         except Exception as error:
             message = f"<str() of the exception raised {type(error).__name__}>"
-        lines = [printable(line) for line in stb]
-        self.last_error = ErrorOutput(etype.__name__, printable(message), lines)
+        lines = [escape_surrogates(line) for line in stb]
+        self.last_error = ErrorOutput(etype.__name__, escape_surrogates(message), lines)
         if self.displayhook.is_active:
             self.display_failed = True
         self.outlet.error(self.last_error)
