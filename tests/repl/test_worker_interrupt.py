@@ -18,14 +18,25 @@ def worker() -> Iterator[WorkerDriver]:
 
 
 def interrupted(worker: WorkerDriver, code: str, **options: object) -> Cell:
-    """Run *code* and interrupt it once it prints ``go``."""
+    """Run *code* and interrupt it once it prints ``go``.
+
+    And once more if nothing comes of it, as the kernel does: the interpreter misses a signal that
+    comes between its last look for one and a system call that blocks.
+    """
     number = worker.start(code, **options)
+    going = False
 
     def seen(message: object) -> None:
+        nonlocal going
         if isinstance(message, messages.Emit) and message.output == Stream("stdout", "go\n"):
+            going = True
             worker.interrupt()
 
-    return worker.finish(number, seen=seen)
+    def nudge() -> None:
+        if going:
+            worker.interrupt()
+
+    return worker.finish(number, seen=seen, nudge=nudge)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +190,21 @@ def test_a_storm_of_interrupts_tears_no_frame(worker: WorkerDriver) -> None:
     assert cell.finished.ok or cell.errors[0].ename == "KeyboardInterrupt"
     assert int(worker.run("caught").result or 0) > 0
     assert worker.run("sub_RLM('whole')", answer=echo).result == "'WHOLE'"
+
+
+@pytest.mark.parametrize("way", ["KeyboardInterrupt", "ValueError"])
+def test_an_error_is_told_though_showing_it_is_interrupted_or_fails(
+    worker: WorkerDriver, way: str
+) -> None:
+    """A second interrupt may come while the first one's traceback is made."""
+    cell = worker.run(
+        "class Odd(Exception):\n"
+        f"    def _render_traceback_(self): raise {way}\n"
+        "raise Odd('as it is')"
+    )
+    assert [(error.ename, error.evalue) for error in cell.errors] == [("Odd", "as it is")]
+    assert cell.errors[0].traceback[-1] == "Odd: as it is\n"
+    assert cell.finished.error == cell.errors[0]
 
 
 def test_an_interrupt_while_the_kernel_does_not_read(worker: WorkerDriver) -> None:

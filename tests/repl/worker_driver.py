@@ -18,6 +18,7 @@ import msgspec
 
 from rlm_kernel.cells import Clear, Display, ErrorOutput, Output, Result, Stream
 from rlm_kernel.repl import messages
+from rlm_kernel.repl.interrupt import GRACE_S
 from rlm_kernel.repl.messages import FromWorker, ToWorker
 
 DEADLINE = 30.0
@@ -182,11 +183,23 @@ class WorkerDriver:
         answer: Answerer | None = None,
         timeout: float = DEADLINE,
         seen: Callable[[FromWorker], None] | None = None,
+        nudge: Callable[[], None] | None = None,
     ) -> Cell:
-        """Collect the outputs of cell *number* until it is done."""
+        """Collect the outputs of cell *number* until it is done.
+
+        *nudge* is called once, where the worker has been silent for as long as the kernel waits
+        before it interrupts again.
+        """
         cell = Cell()
         while cell.done is None:
-            message = self.receive(timeout)
+            try:
+                message = self.receive(timeout if nudge is None else GRACE_S)
+            except TimeoutError:
+                if nudge is None:
+                    raise
+                nudge()
+                nudge = None
+                continue
             if seen is not None:
                 seen(message)
             if isinstance(message, messages.Emit):

@@ -222,14 +222,22 @@ class WorkerShell(InteractiveShell):
         elif self.interrupts.count and etype.__name__ == "CancelledError":
             # An interrupt of a cell that awaits is a cancellation inside the loop only.
             stop = KeyboardInterrupt().with_traceback(tb)
-            super().showtraceback((KeyboardInterrupt, stop, tb), *args, **kwargs)
+            self._format((KeyboardInterrupt, stop, tb), *args, **kwargs)
         elif _has_group(value):
             # IPython prints groups straight to stderr.
             self._showtraceback(etype, value, traceback.format_exception(etype, value, tb))
         else:
             if issubclass(etype, (KeyboardInterrupt, RLMError)):
                 _end_in_user_code(tb)
-            super().showtraceback(exc_tuple, *args, **kwargs)
+            self._format((etype, value, tb), *args, **kwargs)
+
+    def _format(self, error: Any, *args: Any, **kwargs: Any) -> None:
+        """Show *error* as IPython does; plainly where that fails, or is interrupted itself."""
+        shown = self.last_error
+        super().showtraceback(error, *args, **kwargs)
+        if self.last_error is shown:
+            etype, value, tb = error
+            self._showtraceback(etype, value, traceback.format_exception(etype, value, tb))
 
     def _showtraceback(self, etype: type[BaseException], evalue: Any, stb: list[str]) -> None:
         self.streams.flush()
