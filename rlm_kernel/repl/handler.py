@@ -57,8 +57,12 @@ class ReplHandler(Protocol):
     def output(self, cell: int, output: Output) -> None:
         """Output while no cell runs, of the task or child process that *cell* left behind."""
 
+    def keeps_prompt(self) -> bool:
+        """Whether the owner loads ``P`` again where a worker is lost, so that it is not."""
+
     def worker_lost(self, reason: str, lost: list[str]) -> None:
-        """The worker ended unasked. *lost* are the variables that it held, ``P`` included."""
+        """The worker ended unasked. *lost* are the variables that it held, with ``P`` where it
+        is not kept."""
 
 
 class Nobody:
@@ -93,6 +97,9 @@ class Nobody:
 
     def output(self, cell: int, output: Output) -> None:
         pass
+
+    def keeps_prompt(self) -> bool:
+        return False
 
     def worker_lost(self, reason: str, lost: list[str]) -> None:
         pass

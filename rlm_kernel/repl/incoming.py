@@ -217,6 +217,8 @@ class Incoming:
             self._requests.close()
             self._requests = None
         lost, self.inventory = self.inventory.names(), Inventory()
+        if "P" in lost and self._keeps_prompt():
+            lost.remove("P")
         error = loss_sentence(reason, lost)
         readers, self._readers = self._readers, {}
         for reader in readers.values():
@@ -234,6 +236,11 @@ class Incoming:
             guarded(self.handler.worker_lost)(reason, lost)
         if worker.used:
             self._replace_worker()
+
+    def _keeps_prompt(self) -> bool:
+        kept: list[bool] = []
+        guarded(lambda: kept.append(self.handler.keeps_prompt()))()
+        return kept == [True]
 
     def _replace_worker(self) -> None:
         try:

@@ -25,6 +25,7 @@ from rlm_kernel.config import (
 )
 from rlm_kernel.engine.roots import HumanRoot, PlaybookRoot, Root
 from rlm_kernel.errors import RLMError, UsageError
+from rlm_kernel.prices import prices_from
 from rlm_kernel.session.settings import Settings
 from rlm_kernel.subcalls.endpoint import Endpoint
 
@@ -122,7 +123,12 @@ class Models:
             root.name = str(spec)
             return root
         key = self._key(spec)
-        return ChatRoot(spec.model, base_url=spec.base_url, api_key=key)
+        return ChatRoot(
+            spec.model,
+            base_url=spec.base_url,
+            api_key=key,
+            prices=prices_from(self._environ),
+        )
 
     def check_root(self, spec: str) -> None:
         """Raise `UsageError` where *spec* names no root or its key is missing."""
@@ -200,7 +206,7 @@ class Models:
             return EmbeddedEndpoint()
         from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
 
-        return OpenAIEndpoint(spec, self._key(spec))
+        return OpenAIEndpoint(spec, self._key(spec), prices=prices_from(self._environ))
 
     async def close(self) -> None:
         """Drop all connections."""

@@ -298,6 +298,10 @@ class Session:
         if self.run is None:
             self.prompt = prompt
 
+    def keeps_prompt(self) -> bool:
+        """In a run the record has it."""
+        return self.run is not None
+
     def worker_lost(self, reason: str, lost: list[str]) -> None:
         """The worker is gone; a run gets ``P`` back before its next cell."""
         self._restore = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlm_kernel.engine.events import RunStarted, TurnDecided
+from rlm_kernel.engine.events import RunStarted, TurnDecided, TurnObserved
 from tests.kernel.client import Kernel
 from tests.kernel.test_runs import events, loaded, models, shown
 
@@ -126,3 +126,16 @@ def test_views_of_old_runs_are_forgotten(loaded: Kernel) -> None:
         loaded.run(f"%%rlm {options}\nq")
         second = loaded.run(f"%%rlm {options}\nq")
     assert "first of all" not in shown(second)
+
+
+def test_a_lost_worker_costs_a_run_its_variables_but_not_its_prompt(
+    loaded: Kernel, tmp_path: Path
+) -> None:
+    """The root is told what is lost, and ``history`` holds each message once."""
+    with models("kept = 1", "import os; os._exit(3)", "Final = len(P), history") as options:
+        loaded.run(f"%%rlm {options}\nq")
+    told = [e.observation for e in events(tmp_path) if isinstance(e, TurnObserved)]
+    assert "kept" in told[1]
+    assert "(P" not in told[1]
+    assert loaded.run("Final[0]").result == "10400"
+    assert loaded.run("len(Final[1]) == len({m['content'] for m in Final[1]})").result == "True"
