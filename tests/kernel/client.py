@@ -127,7 +127,13 @@ class Kernel:
                 return
 
     def interrupt(self) -> None:
-        self.manager.interrupt_kernel()
+        """Interrupt as front ends do it, and wait for the reply: what is sent next comes later."""
+        request = self.client.session.msg("interrupt_request", {})
+        self.client.control_channel.send(request)
+        while True:
+            reply = self.client.get_control_msg(timeout=TIMEOUT_S)
+            if reply["parent_header"].get("msg_id") == request["header"]["msg_id"]:
+                return
 
     def close(self) -> None:
         self.client.stop_channels()
