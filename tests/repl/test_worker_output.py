@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -225,3 +226,25 @@ def test_what_holds_more_values_than_a_message_may_is_left_out(worker: WorkerDri
     cell = worker.run("globals().update({f'v{i}': i for i in range(250_000)})")
     assert cell.finished.ok
     assert worker.run("v249999").result == "249999"
+
+
+@pytest.mark.parametrize(
+    "raising",
+    [
+        "raise ValueError('x' * 100_000_000)",
+        "raise ValueError('\\n' * 3_000_000)",
+        "e = ValueError(0)\ne.add_note('\\n' * 3_000_000)\nraise e",
+        "raise type('E' * 100_000_000, (Exception,), {})",
+        "raise ExceptionGroup('x' * 100_000_000, [ValueError('\\ud800' * 30_000_000)])",
+    ],
+)
+def test_a_huge_exception_is_told_by_its_beginning(worker: WorkerDriver, raising: str) -> None:
+    """The worker and its variables outlive it."""
+    cell = worker.run(f"kept = 1\n{raising}")
+    error = cell.errors[0]
+    assert cell.finished.error == error
+    assert len(error.ename) < 1100
+    assert len(error.evalue) < 130_000
+    assert sum(map(len, error.traceback)) < 2_000_000
+    assert re.search(r"… \(\+[\d,]+ (characters|lines)\)", str(error))
+    assert worker.run("kept").result == "1"

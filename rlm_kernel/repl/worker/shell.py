@@ -37,6 +37,12 @@ __all__ = ["WorkerShell", "make_shell"]
 _LONG = 1_000_000
 """Characters of a str that its repr in a result shows."""
 
+_MAX_NAME, _MAX_MESSAGE, _MAX_TRACEBACK = 1000, 20_000, 1_000_000
+"""Characters of an exception that are told: with more, its frame might be too large."""
+
+_MAX_LINES = 10_000
+"""Of a traceback, for the same reason."""
+
 _OWN = "rlm_kernel.repl.worker."
 """Beginning of the names of the worker's own modules."""
 
@@ -245,11 +251,31 @@ class WorkerShell(InteractiveShell):
             message = str(evalue)
         except Exception as error:
             message = f"<str() of the exception raised {type(error).__name__}>"
-        lines = [escape_surrogates(line) for line in stb]
-        self.last_error = ErrorOutput(etype.__name__, escape_surrogates(message), lines)
+        self.last_error = ErrorOutput(
+            _shortened(etype.__name__, _MAX_NAME),
+            _shortened(message, _MAX_MESSAGE),
+            _shortened_lines(stb),
+        )
         if self.displayhook.is_active:
             self.display_failed = True
         self.outlet.error(self.last_error)
+
+
+def _shortened(text: str, most: int) -> str:
+    """*text* as UTF-8 can carry it, of a very long one only its beginning."""
+    shown = escape_surrogates(text[:most])
+    return shown if len(text) <= most else f"{shown}… (+{len(text) - most:,} characters)"
+
+
+def _shortened_lines(lines: list[str]) -> list[str]:
+    """The beginning of a traceback, which may be much longer than its message."""
+    shown, room = [], _MAX_TRACEBACK
+    for number, line in enumerate(lines):
+        if room <= 0 or number == _MAX_LINES:
+            return [*shown, f"… (+{len(lines) - number:,} lines)"]
+        shown.append(_shortened(line, room))
+        room -= len(line) + 1
+    return shown
 
 
 # Libraries (rich, plotly and many a recipe) know a notebook by the name of this class.
