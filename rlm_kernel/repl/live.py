@@ -168,7 +168,9 @@ class Worker:
         self.hello.set_result(message)
 
     def on_violation(self, error: LinkError) -> None:
-        self.end(f"was stopped: {error}")
+        # Part of a sentence about the worker: "The worker was stopped: it sent …; it held …"
+        what = str(error).removeprefix("The worker ").removesuffix(".")
+        self.end(f"was stopped: it {what}")
 
     def on_end(self) -> None:
         # Its exit status comes through the supervisor, and says more than the end of the link.

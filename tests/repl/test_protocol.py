@@ -73,6 +73,8 @@ async def test_violation_ends_the_worker_and_says_what_it_was(standin: Repl, nam
     assert result.error is not None
     assert result.error.ename == "WorkerDied"
     assert reason in result.worker_lost
+    assert result.error.evalue.startswith("The worker was stopped: it ")
+    assert ".;" not in result.error.evalue
     again = (await standin.execute("os.write(1, b'again')")).result
     assert text_of(again) == "again"
 
