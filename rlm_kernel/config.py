@@ -158,7 +158,12 @@ def _nearest(kind: str, rest: str, forms: tuple[str, ...]) -> str:
 
 
 _OPENAI = re.compile(r"(?P<model>.*?)(?:@(?P<url>https?://.*))?", re.IGNORECASE | re.DOTALL)
-_SCHEMELESS = re.compile(r"(?P<model>.+)@(?P<host>(?:localhost|[\w.-]+:\d+)(?:[:/].*)?)")
+_SCHEMELESS = re.compile(r"(?:localhost|[\w.-]+:\d+|\[[\da-f:.]+\])(?:[:/].*)?", re.IGNORECASE)
+_VERSIONS = ("latest", "default", "main")
+_HOST = re.compile(
+    r"(?!v\d)[a-z][\w.-]*(?:/.*)?|\d+(?:\.\d+){3}(?:/.*)?", re.IGNORECASE | re.DOTALL
+)
+"""What a name of a host looks like; versions of models begin with a digit, or v and one."""
 
 
 def _parse_openai(rest: str, environ: Mapping[str, str]) -> EndpointSpec:
@@ -168,13 +173,28 @@ def _parse_openai(rest: str, environ: Mapping[str, str]) -> EndpointSpec:
     if not model:
         raise UsageError("the spec names no model: write openai:MODEL or openai:MODEL@URL")
     if url is None:
-        if bare := _SCHEMELESS.fullmatch(model):
-            name, host = bare["model"], bare["host"]
-            raise UsageError(
-                f"the URL in the spec has no scheme: write openai:{name}@http://{host}"
-            )
+        _check_version(model)
         url = environ.get("OPENAI_BASE_URL", "").strip() or OPENAI_URL
     return EndpointSpec(kind="openai", model=model, base_url=_normal_url(url))
+
+
+def _check_version(model: str) -> None:
+    """Refuse a *model* with an end that whoever wrote it took for a URL.
+
+    What is before it is left out of the message where it may hold a password.
+    """
+    name, at, last = model.rpartition("@")
+    if not at:
+        return
+    if _SCHEMELESS.fullmatch(last) and ":/" not in name:
+        shown = "MODEL" if "@" in name or not name else name
+        raise UsageError(f"the URL in the spec has no scheme: write openai:{shown}@http://{last}")
+    is_host = name and last not in _VERSIONS and _HOST.fullmatch(last)
+    if not last.strip() or ":/" in model or is_host:
+        raise UsageError(
+            "what follows the @ in the spec is no URL: write openai:MODEL@http://HOST:PORT/v1, "
+            "also where the name of the model holds an @ itself"
+        )
 
 
 def _normal_url(url: str) -> str:
