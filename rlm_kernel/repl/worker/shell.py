@@ -269,7 +269,8 @@ def _shortened(text: str, most: int) -> str:
 
 def _shortened_lines(lines: list[str]) -> list[str]:
     """The beginning of a traceback, which may be much longer than its message."""
-    shown, room = [], _MAX_TRACEBACK
+    shown: list[str] = []
+    room = _MAX_TRACEBACK
     for number, line in enumerate(lines):
         if room <= 0 or number == _MAX_LINES:
             return [*shown, f"… (+{len(lines) - number:,} lines)"]
