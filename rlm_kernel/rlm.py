@@ -14,9 +14,10 @@ from rlm_kernel import values
 from rlm_kernel.cells import PromptInfo
 from rlm_kernel.engine.budget import Budget, Usage
 from rlm_kernel.engine.decisions import Policy
+from rlm_kernel.engine.dialects import dialect_named
 from rlm_kernel.engine.events import RunEnded, Stored
 from rlm_kernel.engine.roots import Root
-from rlm_kernel.errors import NoAnswer, RLMError, UsageError
+from rlm_kernel.errors import NoAnswer, PromptError, RLMError, UsageError
 from rlm_kernel.prompts import check_prompt
 from rlm_kernel.record import Record
 from rlm_kernel.repl import Repl
@@ -100,6 +101,11 @@ class RLM:
     environ
         Where keys are looked up; the process's own where ``None``.
 
+    Raises
+    ------
+    UsageError
+        An argument is of another type, or a spec names none or one that needs a key.
+
     Notes
     -----
     Code that the root writes runs in a process of its own, without your keys. From the first
@@ -125,6 +131,14 @@ class RLM:
         on_event: Callable[[Stored], None] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
+        _check_kind("root", root, "a spec such as 'openai:MODEL@URL' or a Root", _is_root)
+        _check_kind("sub", sub, "a spec such as 'openai:MODEL@URL' or an Endpoint", _is_endpoint)
+        _check_kind("dialect", dialect, "a str", _is_str)
+        _check_kind("budget", budget, "a Budget", lambda it: it is None or isinstance(it, Budget))
+        _check_kind("policy", policy, "a function of a proposal", _is_callback)
+        _check_kind("record", record, "the path of a file", _is_path)
+        _check_kind("on_event", on_event, "a function of an event", _is_callback)
+        _check_kind("environ", environ, "a dict of str", _is_environ)
         self._environ = os.environ if environ is None else environ
         self._root = None if isinstance(root, str) else root
         self._sub = None if isinstance(sub, str) else sub
@@ -140,6 +154,7 @@ class RLM:
         self._check()
 
     def _check(self) -> None:
+        dialect_named(self._settings.dialect)
         models = self._models()
         if self._root is None:
             models.check_root(self._settings.root)
@@ -181,8 +196,10 @@ class RLM:
         """`completion` for a program with an event loop of its own."""
         if query is not None and root_prompt is not None:
             raise UsageError("query and root_prompt are two names for one thing; give one of them")
+        given = query if root_prompt is None else root_prompt
+        _check_query(given)
         plain, asked = _plain_prompt(prompt)
-        request = Request(query=query or root_prompt or asked, settings=self._settings)
+        request = Request(query=given or asked, settings=self._settings)
         log = EventLog(lambda: Record.open(self._record))
         if self._on_event is not None:
             log.subscribe(self._on_event)
@@ -220,24 +237,81 @@ class RLM:
         raise error
 
 
+def _check_kind(name: str, value: object, wanted: str, fits: Callable[[Any], bool]) -> None:
+    if not fits(value):
+        raise UsageError(f"{name} is {wanted}, not {_kind(value)}; see help(rlm_kernel.RLM)")
+
+
+def _kind(value: object) -> str:
+    """What *value* is, in a message."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _is_str(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_path(value: object) -> bool:
+    return value is None or isinstance(value, str | Path)
+
+
+def _is_environ(value: object) -> bool:
+    return value is None or isinstance(value, Mapping)
+
+
+def _is_callback(value: object) -> bool:
+    return value is None or callable(value)
+
+
+def _is_root(value: object) -> bool:
+    # Generators have a `close` as well, models of other libraries a `name`.
+    return isinstance(value, str) or _has_methods(value, "propose", "close")
+
+
+def _is_endpoint(value: object) -> bool:
+    return isinstance(value, str) or _has_methods(value, "complete", "context_limit", "close")
+
+
+def _has_methods(value: object, *names: str) -> bool:
+    methods = (getattr(value, name, None) for name in names)
+    return not isinstance(value, type) and all(callable(method) for method in methods)
+
+
+def _check_query(query: object) -> None:
+    if query is not None and not isinstance(query, str):
+        raise UsageError(f"the query is a str, not {_kind(query)}; ask in words")
+    if query is not None and not query.strip():
+        raise UsageError("the query is empty; ask something about the prompt")
+
+
 def _plain_prompt(prompt: Prompt) -> tuple[str | list[str] | dict[str, str], str]:
     """*prompt* as what ``P`` can be, and the query where none is given."""
     if isinstance(prompt, str):
         return prompt, TASK_QUERY
     if isinstance(prompt, Mapping):
         return check_prompt(dict(prompt)), TASK_QUERY
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
+        return check_prompt(prompt), TASK_QUERY  # says what can be one
     items = list(prompt)
     messages = [item for item in items if isinstance(item, Mapping)]
     if items and len(messages) == len(items):
-        return [_message_text(message) for message in messages], CHAT_QUERY
+        texts = [_message_text(number, item) for number, item in enumerate(messages, 1)]
+        return texts, CHAT_QUERY
     return check_prompt(items), TASK_QUERY
 
 
-def _message_text(message: Mapping[str, Any]) -> str:
-    content = message.get("content", "")
-    if isinstance(content, list):  # parts of a message, as chat APIs take them
-        content = "\n".join(str(part.get("text", "")) for part in content)
-    return f"{message.get('role', 'user')}: {content}"
+def _message_text(number: int, message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    # Chat APIs take parts of a message too.
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    said = [text for text in texts if isinstance(text, str)]
+    if len(said) < len(texts):
+        raise PromptError(
+            f"message {number} of the prompt holds no content, or other than text; give each "
+            "message as {'role': …, 'content': 'its text'}"
+        )
+    return f"{message.get('role', 'user')}: " + "\n".join(said)
 
 
 def _run_anywhere(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -55,6 +55,46 @@ def test_a_prompt_that_is_none_is_refused(rlm: Make, prompt: object) -> None:
         rlm("Final = 1").completion(prompt, query="q")
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    [None, 5, Path("book.txt"), object(), b"bytes", {"a", "b"}, (item for item in "ab")],
+)
+def test_what_can_be_no_prompt_is_refused_with_what_can(rlm: Make, prompt: object) -> None:
+    with pytest.raises(PromptError, match=r"a prompt is a str, or a list or dict of str, not "):
+        rlm("Final = 1").completion(prompt, query="q")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user"},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": 5},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+        {"role": "user", "content": [5]},
+    ],
+)
+def test_a_message_without_text_is_refused(rlm: Make, message: dict[str, object]) -> None:
+    with pytest.raises(PromptError, match="message 2 of the prompt holds no content"):
+        rlm("Final = 1").completion([{"role": "user", "content": "hi"}, message])
+
+
+def test_parts_of_a_message_are_joined(rlm: Make) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = ({"role": "user", "content": parts},)
+    assert rlm("Final = P").completion(messages).answer == ["user: a\nb"]
+
+
+@pytest.mark.parametrize("name", ["query", "root_prompt"])
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [(5, "a str, not int"), (b"q", "a str, not bytes"), ("", "is empty"), (" ", "is empty")],
+)
+def test_what_can_be_no_query_is_refused(rlm: Make, name: str, query: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        rlm("Final = 1").completion("text", **{name: query})  # type: ignore[arg-type]
+
+
 async def test_it_works_inside_a_running_event_loop(rlm: Make) -> None:
     assert rlm("Final = 1").completion("text", query="q").answer == 1
     assert (await rlm("Final = 2").acompletion("text", query="q")).answer == 2
@@ -96,6 +136,34 @@ def test_a_root_that_cannot_be_asked_is_an_error_with_its_reason(tmp_path: Path)
 def test_a_bad_spec_is_refused_before_anything_starts(kwargs: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         RLM(**kwargs, environ={})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("root", 5, "not int"),
+        ("root", (c for c in "x"), "not generator"),
+        ("root", ["cell"], "not list"),
+        ("root", lambda: None, "not function"),
+        ("root", PlaybookRoot, "not the class PlaybookRoot"),
+        ("sub", 5, "not int"),
+        ("sub", PlaybookRoot(["1"]), "not PlaybookRoot"),
+        ("budget", 0, "budget is a Budget, not int"),
+        ("budget", {"max_turns": 3}, "budget is a Budget, not dict"),
+        ("policy", "ask", "policy is a function of a proposal, not str"),
+        ("on_event", 5, "on_event is a function"),
+        ("record", 5, "record is the path"),
+        ("environ", ["A=1"], "environ is a dict"),
+        ("dialect", 5, "dialect is a str"),
+        ("dialect", "papper", "papper"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_where_it_is_given(
+    name: str, value: object, message: str
+) -> None:
+    given = {"root": "human", "environ": {}, name: value}
+    with pytest.raises(UsageError, match=message):
+        RLM(**given)  # type: ignore[arg-type]
 
 
 def test_no_process_is_left_after_a_completion(rlm: Make) -> None:
