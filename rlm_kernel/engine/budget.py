@@ -10,15 +10,19 @@ Seconds are wall time, money is in US dollars.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
 import msgspec
 
-from rlm_kernel.errors import BudgetExceeded
+from rlm_kernel.errors import BudgetExceeded, UsageError
 from rlm_kernel.prices import NAME, Price
 
-__all__ = ["Budget", "Cost", "Ledger", "Reservation", "Usage", "named_cost", "unpriced"]
+__all__ = ["MOST", "Budget", "Cost", "Ledger", "Reservation", "Usage", "named_cost", "unpriced"]
+
+MOST = 10**12
+"""Turns, tokens, calls that a limit can name. Larger numbers do not fit into every message."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +66,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one run and all its descendants. ``None`` is no limit."""
+    """Limits of one run and all its descendants. ``None`` is no limit.
+
+    Raises
+    ------
+    UsageError
+        A number is of another type, not more than 0 (`max_depth`: less than 0) or too large.
+    """
 
     max_turns: int = 30
     """Root turns of one run; each child run has the same number for itself."""
@@ -83,6 +93,41 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     max_cost: float | None = None
     """US dollars. The models need prices (`rlm_kernel.prices`) or servers that name the cost."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "max_depth", "max_concurrency"):
+            _check_count(name, getattr(self, name), least=0 if name == "max_depth" else 1)
+        for name in ("max_tokens", "max_subcalls"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), least=1)
+        for name in ("max_seconds", "max_cost"):
+            if getattr(self, name) is not None:
+                _check_amount(name, getattr(self, name))
+
+
+def _check_count(name: str, value: object, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{name} must be a whole number, not {_shown(value)}")
+    if value < least:
+        bound = f"more than {least - 1}" if least else "0 or more"
+        raise UsageError(f"{name} must be {bound}, not {_shown(value)}")
+    if value > MOST:
+        raise UsageError(f"{name} must be at most {MOST:,}")
+
+
+def _check_amount(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, float | int) or value != value:
+        raise UsageError(f"{name} must be a number, not {_shown(value)}")
+    if value <= 0:
+        raise UsageError(f"{name} must be more than 0, not {_shown(value)}")
+    if value > sys.float_info.max:
+        raise UsageError(f"{name} must be a finite number; leave it out for no limit")
+
+
+def _shown(value: object) -> str:
+    # Python refuses to write whole numbers of thousands of digits.
+    is_long = isinstance(value, int) and abs(value) > MOST
+    return "a number that long" if is_long else repr(value)[:60]
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):

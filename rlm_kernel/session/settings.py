@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 
@@ -13,6 +13,8 @@ from rlm_kernel.errors import UsageError
 S = TypeVar("S", bound=msgspec.Struct)
 
 __all__ = ["Settings", "with_options"]
+
+PolicyName = Literal["run", "ask"]
 
 _BUDGET = frozenset(Budget.__struct_fields__)
 
@@ -27,7 +29,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Spec of the model of sub-calls; empty: the root's where that is a chat model."""
 
     dialect: str = "paper"
-    policy: Literal["run", "ask"] = "run"
+    policy: PolicyName = "run"
     budget: Budget = Budget()
 
 
@@ -45,16 +47,7 @@ def with_options(settings: Settings, options: Mapping[str, str | bool | None]) -
     unknown = other.keys() - {"root", "sub", "dialect", "policy"}
     if unknown:
         raise UsageError(f"unknown option {min(unknown)!r}; see %%rlm? for the options")
-    return _changed(_changed(settings, budget=_budget(settings.budget, budget)), **other)
-
-
-def _budget(budget: Budget, options: Mapping[str, object]) -> Budget:
-    changed = _changed(budget, **options)
-    for name in options:
-        value = getattr(changed, name)
-        if value is not None and value < (0 if name == "max_depth" else 1e-9):
-            raise UsageError(f"{_flag(name)} must be more than 0, not {value}")
-    return changed
+    return _changed(_changed(settings, budget=_changed(settings.budget, **budget)), **other)
 
 
 def _changed(struct: S, **changes: object) -> S:
@@ -64,11 +57,15 @@ def _changed(struct: S, **changes: object) -> S:
             {**fields, **changes}, type(struct), strict=False, from_attributes=True
         )
     except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, UsageError):  # of the struct's own check: name and reason
+            name, _, reason = str(error.__cause__).partition(" ")
+            raise UsageError(f"{_flag(name)} {reason}") from None
         name = str(error).partition("$.")[2].strip("`") or "option"
-        given = changes.get(name)
-        raise UsageError(
-            f"{_flag(name)} cannot be {given!r}: {str(error).partition(' - ')[0].lower()}"
-        ) from None
+        given = repr(changes.get(name))[:60]
+        reason = str(error).partition(" - ")[0].lower()
+        if name == "policy":
+            reason = f"give {' or '.join(get_args(PolicyName))}"
+        raise UsageError(f"{_flag(name)} cannot be {given}: {reason}") from None
 
 
 def _flag(name: str) -> str:

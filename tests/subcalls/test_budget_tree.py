@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from rlm_kernel.engine.budget import Budget, Cost, Ledger, Reservation, Usage
 from rlm_kernel.errors import BudgetExceeded
 
-limits = st.none() | st.integers(0, 40)
+limits = st.none() | st.integers(1, 40)
 budgets = st.builds(Budget, max_tokens=limits, max_subcalls=limits, max_depth=st.integers(0, 3))
 
 
