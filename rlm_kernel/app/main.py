@@ -55,16 +55,20 @@ def _positive(text: str) -> float:
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    value = _depth(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
     return value
 
 
 def _depth(text: str) -> int:
+    from rlm_kernel.engine.budget import MOST
+
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text!r} is less than 0")
+    if value > MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MOST:,}")
     return value
 
 

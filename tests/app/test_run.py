@@ -100,6 +100,7 @@ def test_the_query_comes_from_a_file_or_stdin(
         ({"--out": "nowhere/run.ipynb"}, "does not exist"),
         ({"--out": "prompt.txt"}, "not the notebook of a run"),
         ({"--max-turns": "0"}, "--max-turns"),
+        ({"--max-turns": "9" * 23}, "is more than 1,000,000,000,000"),
         ({"--max-cost": "much"}, "--max-cost"),
         ({"--fast": "yes"}, "--fast"),
     ],
