@@ -472,6 +472,14 @@ class RLMKernelApp(IPKernelApp):
         super().init_control(context)
         self.shell_channel_thread = None
 
+    def init_iopub(self, context: Any) -> None:
+        """Without a mark beyond which ZeroMQ drops messages, the end of a cell among them.
+
+        Output is bounded before it comes here, so what can wait is bounded, too.
+        """
+        context.setsockopt(zmq.SNDHWM, 0)
+        super().init_iopub(context)
+
     def init_io(self) -> None:
         """Leave this process's streams alone: what cells print comes over the link."""
         self.displayhook = _NoDisplayHook()

@@ -51,6 +51,9 @@ from rlm_kernel.errors import RecordError, RLMError, UsageError
 
 __all__ = ["Host"]
 
+_SILENCE_S = 5.0
+"""Without an update, after which the host asks whether it has missed one."""
+
 _STOP_GRACE_S = 3.0
 """Seconds that a cell has to end by itself once its run is over."""
 
@@ -202,6 +205,7 @@ class Host:
         readers = [
             asyncio.create_task(self._read(kernel.client.get_iopub_msg, self._on_iopub)),
             asyncio.create_task(self._read(kernel.client.get_shell_msg, self._on_shell)),
+            asyncio.create_task(self._ask_again()),
         ]
         try:
             await asyncio.wait({work, died, *readers}, return_when=asyncio.FIRST_COMPLETED)
@@ -362,6 +366,14 @@ class Host:
     async def _read(self, get: Callable[[], Any], take: Callable[[dict[str, Any]], None]) -> None:
         while True:
             take(await get())
+
+    async def _ask_again(self) -> None:
+        """Ask for what may be missing after a silence: the loss of a last update leaves no gap."""
+        while True:
+            before = self._expected_seq
+            await asyncio.sleep(_SILENCE_S)
+            if before is not None and before == self._expected_seq:
+                self._send(Need(from_seq=before))
 
     def _on_shell(self, message: dict[str, Any]) -> None:
         execution = self._executions.get(message["parent_header"].get("msg_id", ""))
