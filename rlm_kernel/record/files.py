@@ -23,6 +23,7 @@ __all__ = [
     "real",
     "remove",
     "reporting",
+    "tidy",
     "transaction",
 ]
 
@@ -89,6 +90,19 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
             raise
         return _connect(path, "ro", "&immutable=1")
     return connection
+
+
+def tidy(path: Path) -> None:
+    """Let SQLite remove the empty log that a reader made beside a record at rest.
+
+    One that may write removes it when the last closes, one that only reads does not. A log that
+    holds something is left to the next writer: a reader does not change a record.
+    """
+    log = _beside(path, "-wal")
+    with contextlib.suppress(OSError, sqlite3.Error):
+        if log.stat().st_size == 0:
+            with contextlib.closing(_connect(path, "rw")) as connection:
+                connection.execute("PRAGMA user_version").fetchone()
 
 
 def _connect(path: Path, mode: str, more: str = "") -> sqlite3.Connection:

@@ -138,7 +138,9 @@ class Record:
         finally:
             self._connection = None
             connection.close()
-            if lock is not None:
+            if lock is None:
+                files.tidy(self.path)
+            else:
                 lock.release()
 
     def __enter__(self) -> Self:

@@ -52,6 +52,31 @@ def test_load_record_takes_a_str_and_reads_beside_the_writer(record: Record) -> 
             loaded.append(RUN, TurnStarted(turn=2))
 
 
+def test_a_reader_leaves_a_record_at_rest_as_it_was(path: Path) -> None:
+    with Record.open(path) as record:
+        fill(record, [TurnStarted(turn=1)])
+    before = path.read_bytes(), path.stat().st_mtime_ns
+
+    with load_record(path) as loaded, load_record(path) as other:
+        assert len(list(loaded.events())) == len(list(other.events())) == 1
+
+    assert list(path.parent.iterdir()) == [path]
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+
+
+def test_a_reader_that_ends_takes_nothing_from_a_writer(path: Path) -> None:
+    with Record.open(path):
+        pass
+    with Record.read(path) as reader:
+        assert list(reader.events()) == []
+        with Record.open(path) as writer:
+            reader.close()
+            fill(writer, [TurnStarted(turn=1)])
+            with Record.read(path) as another:
+                assert len(list(another.events())) == 1
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_an_event_is_not_there_before_its_commit(record: Record) -> None:
     record.append(RUN, TurnStarted(turn=1))
 
