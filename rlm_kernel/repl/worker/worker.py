@@ -45,7 +45,6 @@ class Worker:
         self.interrupts = interrupts
         self.outlet = Outlet(link)
         self.streams = Streams(self.outlet)
-        self.streams.install()
         self.requests = Requests(link, self.outlet, self.streams)
         self.shell = make_shell(self.outlet, self.streams, interrupts)
         self.shell.loop_runner = self._run_coroutine
@@ -108,6 +107,8 @@ class Worker:
     def serve(self) -> None:
         """Say hello and work until the kernel closes the link."""
         self.link.send(messages.Hello(pid=os.getpid(), python=sys.version.split()[0]))
+        # Not before: a library's warning at the start would go up the link ahead of the hello.
+        self.streams.install()
         while True:
             if self._loop is not None and not self.link.commands:
                 self._loop.idle()
