@@ -6,6 +6,7 @@ opens stands after the cell that it names.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from rlm_kernel.driver.protocol import (
     source_sha,
 )
 from rlm_kernel.errors import RecordError, UsageError
+from rlm_kernel.record import Record, record_path_for
 from rlm_kernel.record import notebook as notebook_file
 from rlm_kernel.record.notebook import KEY, CellMeta, NotebookMeta, write_notebook
 
@@ -210,7 +212,8 @@ def check_writable(path: Path) -> None:
     Raises
     ------
     UsageError
-        The folder is missing or not writable, or the file is one that must not be replaced.
+        The folder is missing or not writable, the file is one that must not be replaced, or the
+        record beside it cannot be written, such as while another run writes it.
     """
     folder = path.parent
     if not folder.is_dir():
@@ -223,6 +226,17 @@ def check_writable(path: Path) -> None:
         raise UsageError(
             f"{path} exists and is not the notebook of a run; move it away or choose another --out"
         )
+    _check_record(record_path_for(path))
+
+
+def _check_record(path: Path) -> None:
+    """Refuse a record that the run could not add to; one that is not there yet stays so."""
+    if not os.path.lexists(path):
+        return
+    try:
+        Record.open(path).close()
+    except RecordError as error:
+        raise UsageError(str(error)) from error
 
 
 def _is_ours(path: Path) -> bool:

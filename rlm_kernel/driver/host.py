@@ -51,6 +51,7 @@ from rlm_kernel.errors import RecordError, RLMError, UsageError
 
 __all__ = ["Host"]
 
+_CLIENT = "headless"
 _SILENCE_S = 5.0
 """Without an update, after which the host asks whether it has missed one."""
 
@@ -313,6 +314,8 @@ class Host:
 
     def _save(self) -> None:
         """Save, and go on without where that fails: an answer is worth more than its notebook."""
+        if not self._run_id and self.document.path and self.document.path.exists():
+            return  # nothing to keep yet, and there is the notebook of an earlier run
         try:
             self.document.save()
             self._unsaved = ""
@@ -333,7 +336,7 @@ class Host:
         return str(message["header"]["msg_id"])
 
     def _open_comm(self) -> None:
-        data = msgspec.to_builtins(Open(client="headless", can_drive=True))
+        data = msgspec.to_builtins(Open(client=_CLIENT, can_drive=True))
         self._request("comm_open", {"comm_id": self._comm_id, "target_name": TARGET, "data": data})
 
     def _send(self, message: FromFrontEnd) -> None:
@@ -411,7 +414,7 @@ class Host:
         self._opened.set()
         if self._in_order(update):
             for op in update.ops:
-                self._apply(op)
+                self._apply(self._in_words(op))
 
     def _in_order(self, update: Update) -> bool:
         """Whether *update* comes next. Asks for what is missing before it."""
@@ -423,6 +426,12 @@ class Host:
         if update.seq > expected:
             self._send(Need(from_seq=expected))
         return False
+
+    def _in_words(self, op: Operation) -> Operation:
+        """*op*, with the person who interrupted in the place of the client that passed it on."""
+        if isinstance(op, State | Final) and op.reason == f"stopped by {_CLIENT}":
+            return msgspec.structs.replace(op, reason="interrupted by a person")
+        return op
 
     def _apply(self, op: Operation) -> None:
         match op:
