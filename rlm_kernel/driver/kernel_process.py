@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -18,11 +19,17 @@ from jupyter_client.manager import AsyncKernelManager
 
 from rlm_kernel.errors import RLMError
 
-__all__ = ["KERNEL_NAME", "KernelDied", "KernelProcess", "own_kernel_argv"]
+__all__ = ["KERNEL_NAME", "KernelDied", "KernelProcess", "last_words", "own_kernel_argv"]
 
 KERNEL_NAME = "rlm"
 _POLL_S = 0.1
 _ASK_AGAIN_S = 0.5
+_TAIL = 4096
+_WORDS = 200
+"""Characters of a log that a message quotes."""
+
+_LOGGED = re.compile(r"\[\w+\] (DEBUG|INFO|WARNING|ERROR|CRITICAL) \|")
+_ERRORS = ("ERROR", "CRITICAL")
 
 
 class KernelDied(RLMError):
@@ -166,15 +173,14 @@ class KernelProcess:
             how = f"was ended by {signal.Signals(-code).name}"
         else:
             how = f"ended with exit code {code}"
-        last = self._last_line()
+        last = last_words(self._tail(), chosen=code is not None and code >= 0)
         return f"{how} ({last})" if last else how
 
-    def _last_line(self) -> str:
-        """The last line that the process wrote, for a message: at most 200 characters."""
+    def _tail(self) -> str:
+        """The end of what the process wrote."""
         size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(size - 4096, 0))
-        lines = self._log.read().decode(errors="replace").split("\n")
-        return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
+        self._log.seek(max(size - _TAIL, 0))
+        return self._log.read().decode(errors="replace")
 
     async def interrupt(self) -> None:
         """Interrupt what the kernel executes."""
@@ -195,6 +201,29 @@ class KernelProcess:
             self._manager.cleanup_connection_file()
             self._context.destroy(linger=0)
             self._log.close()
+
+
+def last_words(log: str, *, chosen: bool) -> str:
+    """The line of *log* that says best why its process ended, for a message; may be empty.
+
+    That is the last error: a line logged as one, or the end of a traceback. A process that
+    chose to end (*chosen*) may have said why in its last line instead, but not in a line that
+    it logged at a lower level.
+    """
+    errors, others, tracing = [], [], False
+    for line in filter(str.strip, log.splitlines()):
+        level = _LOGGED.match(line)
+        if line.startswith("Traceback (most recent call last)"):
+            tracing = True
+        elif tracing and not line[0].isspace():
+            errors.append(line)
+            tracing = False
+        elif line.startswith("Fatal Python error") or (level and level[1] in _ERRORS):
+            errors.append(line)
+        elif not level and not tracing:
+            others.append(line)
+    said = errors or (others if chosen else [])
+    return said[-1].strip()[:_WORDS] if said else ""
 
 
 async def _uncancelled(work: Any) -> None:
