@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from rlm_kernel.app import haystack
-from rlm_kernel.app.run import drive, exit_code, prompt_label
+from rlm_kernel.app.run import drive, exit_code, prompt_label, where_it_is, why_no_answer
+from rlm_kernel.app.streams import print_answer, say
 from rlm_kernel.app.terminal import open_view, wants_plain
 from rlm_kernel.driver.document import check_writable
 from rlm_kernel.driver.request import Outcome, RunRequest
@@ -115,17 +116,24 @@ def _finish(outcome: Outcome, out: Path) -> int:
     if final is not None and final.state == "answered":
         planted = str(haystack.CODES[GATE])
         agree = "the answer is right" if final.response == planted else "THE ANSWER IS WRONG"
-        print(final.response)
+        print_answer(final.response, otherwise=where_it_is(outcome))
         _say(f"planted value: {planted}; {agree}")
         code = code or int(final.response != planted)
     else:
-        reason = final.reason if final is not None else "it was ended before its answer"
-        _say(f"jupyter rlm: the run has no answer: {reason}")
+        say(why_no_answer(outcome))
     if outcome.unsaved:
-        _say(f"jupyter rlm: {outcome.unsaved}")
+        say(outcome.unsaved)
     else:
-        _say(f"The whole run is in {out}: open it with jupyter lab {out}")
+        _say(f"The whole run is in {out}: {_how_to_open(out)}")
     return code
+
+
+def _how_to_open(out: Path) -> str:
+    import importlib.util
+
+    if importlib.util.find_spec("jupyterlab") is None:
+        return f"pip install jupyterlab, then open it with jupyter lab {out}"
+    return f"open it with jupyter lab {out}"
 
 
 def _say(text: str) -> None:

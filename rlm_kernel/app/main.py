@@ -1,131 +1,19 @@
-"""``jupyter rlm``: the command line.
+"""The entry point of ``jupyter rlm``.
 
-Exit codes: 0 answered, 1 failed, 2 used wrongly, 3 stopped by a limit without
-an answer, 130 interrupted. The answer is all that goes to standard output; an
-error is one line on standard error.
+It reads nothing that takes time before Ctrl-C is in hand: a person may press it
+at once, and then gets a line and no traceback. The rest is in
+`rlm_kernel.app.commands`.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
-
-import rlm_kernel
-from rlm_kernel.errors import RLMError, UsageError
 
 __all__ = ["main"]
-
-_DESCRIPTION = "Let a language model work on a prompt that is too long to read."
-
-_EXAMPLES = """\
-examples:
-  jupyter rlm run --prompt book.txt --query "Who is the murderer?" \\
-      --root openai:qwen3-32b@http://localhost:8000/v1 --out run.ipynb
-  jupyter rlm run --prompt src/ --query @question.txt \\
-      --root openai:gpt-5 --sub openai:gpt-5-mini --max-cost 2 --json
-  jupyter rlm demo
-"""
-
-_RUN_EPILOG = """\
-specs of models:
-  openai:MODEL@URL    any OpenAI-compatible server; the key is OPENAI_API_KEY
-  openai:MODEL        at OPENAI_BASE_URL, else at OpenAI
-  embedded            the small model of the extra 'demo' (for sub-calls)
-  playbook:FILE       cells that are written in a file (as root)
-
-exit codes: 0 answered, 1 failed, 2 used wrongly, 3 stopped without an answer, 130 interrupted
-"""
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not more than 0")
-    return value
-
-
-def _count(text: str) -> int:
-    value = _depth(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
-    return value
-
-
-def _depth(text: str) -> int:
-    from rlm_kernel.engine.budget import MOST
-
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is less than 0")
-    if value > MOST:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than {MOST:,}")
-    return value
-
-
-# argparse names these in its messages.
-_positive.__name__, _count.__name__, _depth.__name__ = "number", "whole number", "whole number"
-
-
-def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(
-        prog="jupyter rlm", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=raw
-    )
-    parser.add_argument(
-        "--version", action="version", version=f"rlm-kernel {rlm_kernel.__version__}"
-    )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    run = commands.add_parser(
-        "run",
-        help="answer a query about a prompt and leave the notebook of the run",
-        description="Answer a query about a prompt, without a browser.",
-        epilog=_RUN_EPILOG,
-        formatter_class=raw,
-    )
-    _add_run_arguments(run)
-    demo = commands.add_parser(
-        "demo",
-        help="find a needle in the source of Python's standard library, without key or network",
-        description=(
-            "Find a planted sentence in the source of Python's standard library (about 11 MB) "
-            "with a playbook as root and a small real model for the sub-calls."
-        ),
-    )
-    demo.add_argument(
-        "--out", metavar="FILE", default="demo.ipynb", help="notebook to write (demo.ipynb)"
-    )
-    return parser
-
-
-def _add_run_arguments(run: argparse.ArgumentParser) -> None:
-    run.add_argument(
-        "--prompt", metavar="FILE", required=True, help="a text file, a folder or a quoted glob"
-    )
-    run.add_argument(
-        "--query", required=True, help="the question; @FILE reads it from a file, - from stdin"
-    )
-    run.add_argument("--root", metavar="SPEC", required=True, help="the model that writes cells")
-    run.add_argument("--sub", metavar="SPEC", help="the model of sub-calls (the root's)")
-    run.add_argument("--out", metavar="FILE", help="notebook to write; the record lies beside it")
-    run.add_argument("--dialect", metavar="NAME", help="what the root expects: paper or rlms")
-    run.add_argument("--json", action="store_true", help="print the answer and usage as JSON")
-    limits = run.add_argument_group("limits of the whole tree of runs")
-    limits.add_argument("--max-turns", metavar="N", type=_count, help="turns of each run")
-    limits.add_argument("--max-tokens", metavar="N", type=_count, help="input and output tokens")
-    limits.add_argument("--max-subcalls", metavar="N", type=_count, help="sub-calls")
-    limits.add_argument("--max-depth", metavar="N", type=_depth, help="levels of child runs")
-    limits.add_argument("--max-seconds", metavar="S", type=_positive, help="wall time")
-    limits.add_argument("--max-cost", metavar="D", type=_positive, help="US dollars")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,29 +21,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     argparse's own exits (``--help``, ``--version``) pass through as `SystemExit`.
     """
-    try:
-        args = _parser().parse_args(argv)
-        if args.command == "demo":
-            from rlm_kernel.app.demo import demo
+    early = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if early:
+        # An exception in the middle of an import may be lost, and nothing is to be tidied up yet.
+        signal.signal(signal.SIGINT, _leave)
+    from rlm_kernel.app.commands import perform, prepared
 
-            return demo(args)
-        from rlm_kernel.app.run import run
-
-        return run(args)
-    except RLMError as error:
-        _complain(str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        _complain("interrupted")
-        return 130
-    except BrokenPipeError:
-        # Whoever read the answer is gone; Python would complain once more at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    command = prepared(argv)
+    if early:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return perform(command)
 
 
-def _complain(text: str) -> None:
-    print(f"jupyter rlm: {' '.join(text.split())}", file=sys.stderr)
+def _leave(number: int, frame: object) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, b"jupyter rlm: interrupted\n")
+    os._exit(130)
 
 
 if __name__ == "__main__":

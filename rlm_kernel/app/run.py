@@ -6,13 +6,15 @@ import argparse
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from rlm_kernel.app.streams import print_answer, say
 from rlm_kernel.app.terminal import View, open_view
 from rlm_kernel.config import EndpointSpec, api_key_for, parse_root_spec, parse_sub_spec
 from rlm_kernel.driver.document import Document, check_writable
@@ -20,8 +22,18 @@ from rlm_kernel.driver.host import Host
 from rlm_kernel.driver.request import Outcome, RunRequest
 from rlm_kernel.engine.budget import Usage
 from rlm_kernel.errors import PromptError, RLMError, UsageError
+from rlm_kernel.text import escape_surrogates
 
-__all__ = ["Report", "drive", "exit_code", "prompt_label", "read_query", "run"]
+__all__ = [
+    "Report",
+    "drive",
+    "exit_code",
+    "prompt_label",
+    "read_query",
+    "run",
+    "where_it_is",
+    "why_no_answer",
+]
 
 _GLOB = frozenset("*?[")
 _EXIT_CODES = {"answered": 0, "failed": 1, "stopped": 3}
@@ -77,16 +89,28 @@ async def _drive(request: RunRequest, out: Path | None, view: View) -> Outcome:
 
 @contextlib.contextmanager
 def _interrupts(host: Host) -> Iterator[None]:
-    """SIGINT and SIGTERM are for *host*: a run that ends in order leaves its notebook."""
+    """SIGINT, SIGTERM and SIGHUP are for *host*: a run that ends in order leaves its notebook."""
     loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        loop.add_signal_handler(number, host.interrupt)
+    # A terminal that closes may say so twice, without being impatient.
+    handlers = {
+        signal.SIGINT: host.interrupt,
+        signal.SIGTERM: host.interrupt,
+        signal.SIGHUP: _once(host.interrupt),
+    }
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        del handlers[signal.SIGHUP]  # started with nohup
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
     try:
         yield
     finally:
-        for number in signals:
+        for number in handlers:
             loop.remove_signal_handler(number)
+
+
+def _once(do: Callable[[], None]) -> Callable[[], None]:
+    left = [do]
+    return lambda: left.pop()() if left else None
 
 
 def exit_code(outcome: Outcome) -> int:
@@ -102,32 +126,49 @@ def exit_code(outcome: Outcome) -> int:
 def _finish(outcome: Outcome, *, as_json: bool) -> int:
     final = outcome.final
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(_report(outcome)), indent=2).decode())
+        print_answer(_as_json(_report(outcome)), otherwise=where_it_is(outcome))
     elif final is not None and final.state == "answered":
-        print(_printable(final.response))
+        print_answer(final.response, otherwise=where_it_is(outcome))
     if final is None or final.state != "answered":
-        reason = final.reason if final is not None else "the run was ended before its answer"
-        _say(reason or "the run ended without an answer and gave no reason")
+        say(why_no_answer(outcome))
     if outcome.unsaved:
-        _say(outcome.unsaved)
+        say(outcome.unsaved)
     return exit_code(outcome)
 
 
-def _say(text: str) -> None:
-    print(f"jupyter rlm: {' '.join(text.split())}", file=sys.stderr)
+def why_no_answer(outcome: Outcome) -> str:
+    """Why *outcome* has no answer, as a sentence."""
+    final = outcome.final
+    if outcome.interrupted:
+        return f"you interrupted the run; {where_it_is(outcome)}"
+    reason = final.reason if final is not None else "the run was ended before its answer"
+    return reason or "the run ended without an answer and gave no reason"
 
 
-def _printable(text: str) -> str:
-    """*text* as standard output can take it: lone surrogates have no UTF-8."""
-    encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+def where_it_is(outcome: Outcome) -> str:
+    """Where the answer of *outcome*, or what was done for it, can be read; ends a sentence."""
+    final = outcome.final
+    answered = final is not None and final.state == "answered"
+    what = "the answer" if answered else "what it had done"
+    if outcome.notebook is not None and not outcome.unsaved:
+        return f"{what} is in {outcome.notebook}"
+    if final is not None and final.record:
+        return f"{what} is in the record {final.record}"
+    return "give --out to keep what a run does"
+
+
+def _as_json(report: Report) -> str:
+    """*report* for people and programs: without lone surrogates, and no control character that
+    a terminal would obey."""
+    text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+    return re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _report(outcome: Outcome) -> Report:
     final = outcome.final
     return Report(
         state=final.state if final is not None else "stopped",
-        response=_printable(final.response) if final is not None else "",
+        response=escape_surrogates(final.response) if final is not None else "",
         reason=final.reason if final is not None else "interrupted",
         usage=final.usage if final is not None else Usage(),
         seconds=round(outcome.seconds, 3),

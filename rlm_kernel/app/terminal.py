@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from rlm_kernel.app.progress import Progress, Subcalls, Turn, code_preview, prose_preview
+from rlm_kernel.app.streams import escape_controls
 from rlm_kernel.driver.protocol import Operation
 
 __all__ = ["LiveView", "PlainView", "RunView", "View", "open_view", "wants_plain"]
@@ -111,8 +112,9 @@ class PlainView(View):
         return f" ({', '.join(parts)})" if parts else ""
 
     def _print(self, text: str) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            print(f"[{self.progress.seconds():7.1f} s] {text}", file=self._stream, flush=True)
+        line = f"[{self.progress.seconds():7.1f} s] {escape_controls(' '.join(text.split()))}"
+        with contextlib.suppress(OSError):
+            print(line, file=self._stream, flush=True)
 
 
 class LiveView(View):

@@ -22,12 +22,12 @@ def jupyter_rlm(tmp_path: Path) -> Command:
     """Runs ``jupyter rlm`` with arguments, in an empty folder."""
 
     def run(
-        *args: str, stdin: bytes = b"", timeout: float = 100
+        *args: str, stdin: bytes = b"", timeout: float = 100, **environ: str
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "rlm_kernel.app.main", *args],
             cwd=tmp_path,
-            env={**os.environ, **ENVIRON},
+            env={**os.environ, **ENVIRON, **environ},
             input=stdin,
             capture_output=True,
             timeout=timeout,

@@ -201,16 +201,19 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def test_ctrl_c_stops_the_run_and_saves_the_notebook(
-    under_way: subprocess.Popen[str], tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_the_run_and_saves_the_notebook(
+    number: signal.Signals, under_way: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     left = family(under_way)
     assert left
-    under_way.send_signal(signal.SIGINT)
+    under_way.send_signal(number)
     stdout, stderr = under_way.communicate(timeout=60)
 
     assert (under_way.returncode, stdout) == (130, "")
-    assert "Traceback" not in stderr
+    said = "jupyter rlm: you interrupted the run; what it had done is in run.ipynb"
+    assert one_line(stderr) == said
+    assert "headless" not in stderr
     meta = nbformat.read(tmp_path / "run.ipynb", as_version=4).metadata["rlm"]
     assert meta["state"] == "stopped"
     assert not [child for child in left if alive(child)]
