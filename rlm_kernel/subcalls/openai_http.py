@@ -111,6 +111,10 @@ class OpenAIEndpoint:
                 # Releasing would keep reading a reply that nobody wants; closing cancels it.
                 response.close()
                 raise
+            finally:
+                # The end of the stream may come after [DONE]; without this the connection would
+                # stay open for as long as the garbage collector likes.
+                response.release()
         except (OSError, TimeoutError) as error:
             raise self._unreachable(error) from None
         except Exception as error:
