@@ -110,13 +110,13 @@ async def test_a_cancelled_call_frees_its_slot(endpoint: EmbeddedEndpoint) -> No
         asyncio.create_task(endpoint.complete("Count from one to ten thousand.", long))
         for _ in range(4)
     ]
-    await endpoint.complete("Say hello.", SubcallParams(max_tokens=1))
+    await endpoint.complete("Say hello.", SubcallParams(temperature=0.0, max_tokens=3))
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
     async with asyncio.timeout(60):
-        reply = await endpoint.complete("Say hello.", SubcallParams(max_tokens=3))
+        reply = await endpoint.complete("Say hello.", SubcallParams(temperature=0.0, max_tokens=3))
     assert reply.text
 
 
@@ -138,7 +138,7 @@ async def test_a_server_that_died_is_started_again(endpoint: EmbeddedEndpoint) -
     await endpoint.start()
     os.kill(server._process.pid, signal.SIGKILL)
     server._process.wait()
-    reply = await endpoint.complete("Say hello.", SubcallParams(max_tokens=3))
+    reply = await endpoint.complete("Say hello.", SubcallParams(temperature=0.0, max_tokens=3))
 
     assert reply.text
     assert (await embedded_server()) is not server
