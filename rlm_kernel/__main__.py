@@ -22,7 +22,7 @@ def main() -> None:
 
     repl = Repl.spawn()
 
-    from rlm_kernel.kernel import RLMKernelApp
+    from rlm_kernel.kernelapp import RLMKernelApp
 
     app = RLMKernelApp.instance()
     app.repl = repl

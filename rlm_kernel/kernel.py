@@ -15,19 +15,17 @@ from typing import Any
 
 import zmq.asyncio
 from ipykernel._version import kernel_protocol_version
-from ipykernel.kernelapp import IPKernelApp
 from ipykernel.kernelbase import Kernel
-from traitlets import Type
 
 import rlm_kernel
 from rlm_kernel.cells import CellResult, Clear, Display, ErrorOutput, Output, Result, Stream
 from rlm_kernel.driver.protocol import TARGET
 from rlm_kernel.errors import RLMError
-from rlm_kernel.repl import Executed, Repl
+from rlm_kernel.repl import Executed
 from rlm_kernel.repl.messages import CommDone, CommFromWorker, CommToWorker
 from rlm_kernel.session.notebook import NotebookSession
 
-__all__ = ["RLMKernel", "RLMKernelApp"]
+__all__ = ["RLMKernel"]
 
 Message = dict[str, Any]
 
@@ -458,47 +456,3 @@ def _as_message(output: Output) -> tuple[str, Message]:
 def _plain_header(header: Message) -> Message:
     """*header* with its date as text: it crosses the link as msgpack."""
     return {name: value if isinstance(value, str) else str(value) for name, value in header.items()}
-
-
-class RLMKernelApp(IPKernelApp):
-    """Launches `RLMKernel`, without what only an in-process REPL needs."""
-
-    name = "rlm-kernel"
-    kernel_class = Type("rlm_kernel.kernel.RLMKernel", klass=Kernel)
-    repl: Repl
-
-    def init_control(self, context: Any) -> None:
-        """Without a shell-channel thread: it costs a hop per message and serves subshells only."""
-        super().init_control(context)
-        self.shell_channel_thread = None
-
-    def init_iopub(self, context: Any) -> None:
-        """Without a mark beyond which ZeroMQ drops messages, the end of a cell among them.
-
-        Output is bounded before it comes here, so what can wait is bounded, too.
-        """
-        context.setsockopt(zmq.SNDHWM, 0)
-        super().init_iopub(context)
-
-    def init_io(self) -> None:
-        """Leave this process's streams alone: what cells print comes over the link."""
-        self.displayhook = _NoDisplayHook()
-
-    def init_pdb(self) -> None:
-        """Debugging happens in the worker."""
-
-    def init_path(self) -> None:
-        """Nothing of the user's is imported here."""
-
-    def init_gui_pylab(self) -> None:
-        """Figures are drawn in the worker."""
-
-    def init_extensions(self) -> None:
-        """Extensions are loaded in the worker."""
-
-    def init_code(self) -> None:
-        """No code runs here."""
-
-
-class _NoDisplayHook:
-    get_execution_count: Any = None

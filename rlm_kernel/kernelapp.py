@@ -1,0 +1,58 @@
+"""Launches the kernel, without what only an in-process REPL needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import zmq
+from ipykernel.kernelapp import IPKernelApp
+from ipykernel.kernelbase import Kernel
+from traitlets import Type
+
+from rlm_kernel.repl import Repl
+
+__all__ = ["RLMKernelApp"]
+
+
+class RLMKernelApp(IPKernelApp):
+    """Launches `RLMKernel`, without what only an in-process REPL needs."""
+
+    name = "rlm-kernel"
+    kernel_class = Type("rlm_kernel.kernel.RLMKernel", klass=Kernel)
+    repl: Repl
+
+    def init_control(self, context: Any) -> None:
+        """Without a shell-channel thread: it costs a hop per message and serves subshells only."""
+        super().init_control(context)
+        self.shell_channel_thread = None
+
+    def init_iopub(self, context: Any) -> None:
+        """Without a mark beyond which ZeroMQ drops messages, the end of a cell among them.
+
+        Output is bounded before it comes here, so what can wait is bounded, too.
+        """
+        context.setsockopt(zmq.SNDHWM, 0)
+        super().init_iopub(context)
+
+    def init_io(self) -> None:
+        """Leave this process's streams alone: what cells print comes over the link."""
+        self.displayhook = _NoDisplayHook()
+
+    def init_pdb(self) -> None:
+        """Debugging happens in the worker."""
+
+    def init_path(self) -> None:
+        """Nothing of the user's is imported here."""
+
+    def init_gui_pylab(self) -> None:
+        """Figures are drawn in the worker."""
+
+    def init_extensions(self) -> None:
+        """Extensions are loaded in the worker."""
+
+    def init_code(self) -> None:
+        """No code runs here."""
+
+
+class _NoDisplayHook:
+    get_execution_count: Any = None
