@@ -13,7 +13,6 @@ was there is saved.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -60,8 +59,8 @@ _STOP_GRACE_S = 3.0
 
 _INTERRUPTS = 3
 
-_IDLE_GRACE_S = 10.0
-"""How long an execute reply may be ahead of the end of its output."""
+_IDLE_GRACE_S = 5.0
+"""Seconds between an execute reply and the end of its output, whichever is first."""
 
 
 class _Execution:
@@ -356,12 +355,15 @@ class Host:
         execution = _Execution(self.document.start_outputs(cell_id))
         msg_id = self._request("execute_request", content, {"cellId": cell_id})
         self._executions[msg_id] = execution
-        await execution.reply
-        with contextlib.suppress(TimeoutError):
-            # The end of the output comes on another socket than the reply. It cannot be lost
-            # on the way, but a kernel under memory pressure may fail to send it.
-            async with asyncio.timeout(_IDLE_GRACE_S):
-                await execution.idle.wait()
+        reply, idle = execution.reply, asyncio.create_task(execution.idle.wait())
+        both: list[asyncio.Future[Any]] = [reply, idle]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        # They come on two sockets, either may be first, and a kernel in trouble may send only
+        # one of them (ipykernel's thread for the shell channel keeps a reply back at times).
+        await asyncio.wait(both, timeout=_IDLE_GRACE_S)
+        idle.cancel()
+        if not reply.done():
+            reply.set_result({"status": "ok" if execution.outputs.error is None else "error"})
         return execution
 
     # --- from the kernel ----------------------------------------------------------------------
