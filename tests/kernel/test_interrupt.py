@@ -11,23 +11,29 @@ POLITE = {
     "sleep": "import time; time.sleep(600)",
     "await": "import asyncio; await asyncio.sleep(600)",
     "gather": "import asyncio; await asyncio.gather(*(asyncio.sleep(600) for _ in range(5)))",
-    "subprocess": "!sleep 600",
+    "subprocess": "!echo started; sleep 600",
     "queue": "import queue; queue.Queue().get()",
     "thread pool": "import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
     "ThreadPoolExecutor(2).submit(time.sleep, 3).result()",
 }
+# These say "started" only where an interrupt no longer finds a cell that would end at it.
+UP = "print('started', flush=True)\n"
 STUBBORN = {
+    # Each says that it started when an interrupt can end it no more.
     "swallows it": "import time\nwhile True:\n"
-    "    try: time.sleep(1)\n    except KeyboardInterrupt: pass",
-    "ignores the signal": "import signal, time\nsignal.signal(2, signal.SIG_IGN); time.sleep(600)",
-    "never returns to Python": "max(range(10**12))",
+    "    try:\n        print('started', flush=True); time.sleep(1)\n"
+    "    except KeyboardInterrupt: pass",
+    "ignores the signal": f"import signal, time\nsignal.signal(2, signal.SIG_IGN)\n{UP}"
+    "time.sleep(600)",
+    "never returns to Python": "import ctypes\n"
+    "ctypes.PyDLL(None).system(b\"trap '' INT; echo started; sleep 600\")",
     "stopped itself": "import os, signal\n"
-    "signal.pthread_sigmask(signal.SIG_BLOCK, {2}); os.kill(os.getpid(), signal.SIGSTOP)",
+    f"signal.pthread_sigmask(signal.SIG_BLOCK, {{2}})\n{UP}os.kill(os.getpid(), signal.SIGSTOP)",
 }
 
 
 def interrupt_running(kernel: Kernel, code: str) -> Cell:
-    request = kernel.send("print('started', flush=True)\n" + code)
+    request = kernel.send(code)
     kernel.until(request, "stream")
     kernel.interrupt()
     return kernel.collect(request, timeout=30)
@@ -36,7 +42,7 @@ def interrupt_running(kernel: Kernel, code: str) -> Cell:
 @pytest.mark.parametrize("name", POLITE)
 def test_an_interrupted_cell_ends_and_keeps_the_namespace(kernel: Kernel, name: str) -> None:
     kernel.run("kept = 41")
-    cell = interrupt_running(kernel, POLITE[name])
+    cell = interrupt_running(kernel, UP + POLITE[name])
     assert cell.status == "error"
     assert cell.ename == "KeyboardInterrupt"
     assert kernel.run("kept + 1").result == "42"
