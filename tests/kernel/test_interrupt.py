@@ -11,12 +11,11 @@ POLITE = {
     "sleep": "import time; time.sleep(600)",
     "await": "import asyncio; await asyncio.sleep(600)",
     "gather": "import asyncio; await asyncio.gather(*(asyncio.sleep(600) for _ in range(5)))",
-    "subprocess": "!echo started; sleep 600",
+    "subprocess": "!sleep 600\nkept = 0",
     "queue": "import queue; queue.Queue().get()",
     "thread pool": "import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
     "ThreadPoolExecutor(2).submit(time.sleep, 3).result()",
 }
-# These say "started" only where an interrupt no longer finds a cell that would end at it.
 UP = "print('started', flush=True)\n"
 STUBBORN = {
     # Each says that it started when an interrupt can end it no more.

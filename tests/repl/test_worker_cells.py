@@ -137,6 +137,10 @@ def test_shell_commands_stream_and_keep_their_exit_code(worker: WorkerDriver) ->
     assert cell.out.split() == ["one"]
     assert worker.run("_exit_code").result == "7"
     assert worker.run("files = !echo a b\nfiles").result == "['a b']"
+    local = worker.run(
+        "def f(local):\n    !echo {local}\n    x = !echo {local}\n    return x\nf(5)"
+    )
+    assert (local.out.strip(), local.result) == ("5", "['5']")
     script = worker.run("%%bash\necho out; echo err >&2; exit 3")
     assert (script.out, script.err) == ("out\n", "err\n")
     assert script.errors[0].ename == "CalledProcessError"

@@ -55,6 +55,8 @@ def interrupted(worker: WorkerDriver, code: str, **options: object) -> Cell:
         "from concurrent.futures import ThreadPoolExecutor as T\n"  # noqa: ISC004
         "with T(4) as pool: list(pool.map(sub_RLM, ['x'] * 8))",
         "import subprocess; subprocess.run(['sleep', '60'])",
+        "!sleep 60",
+        "slept = !sleep 60",
         "import queue; queue.Queue().get()",
         "import threading; threading.Lock().acquire(); threading.Event().wait()",
         "budget()",
@@ -67,6 +69,16 @@ def test_an_interrupt_ends_the_cell_and_the_next_runs(worker: WorkerDriver, code
     assert [error.ename for error in cell.errors] == ["KeyboardInterrupt"]
     after = worker.run("import asyncio\nawait asyncio.sleep(0)\nsub_RLM('clean')", answer=echo)
     assert after.result == "'CLEAN'"
+
+
+def test_an_interrupted_command_ends_the_cell(worker: WorkerDriver) -> None:
+    """Also where IPython has handed the interrupt on to it already."""
+    number = worker.start("!echo go; sleep 60\nprint('on')")
+    worker.wait_for(messages.Emit)
+    worker.interrupt()
+    cell = worker.finish(number)
+    assert [error.ename for error in cell.errors] == ["KeyboardInterrupt"]
+    assert "on" not in cell.out
 
 
 def test_an_interrupt_during_input(worker: WorkerDriver) -> None:

@@ -10,11 +10,13 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from IPython.core import interactiveshell
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
@@ -293,6 +295,30 @@ def _stand_in_for_zmqshell() -> None:
     sys.modules.setdefault(module.__name__, module)
 
 
+def _let_interrupts_of_commands_end_cells(interrupts: Interrupts) -> None:
+    """IPython hands an interrupt on to the command of ``!cmd`` and goes on with the cell; or
+    fails, where it had not started the command yet.
+
+    Methods of the shell would not do: they look for ``{names}`` in the frame that called them.
+    """
+
+    def ending(run: Callable[[str], Any]) -> Callable[[str], Any]:
+        @wraps(run)
+        def run_command(command: str) -> Any:
+            before = interrupts.count
+            try:
+                return run(command)
+            finally:
+                if interrupts.count > before:
+                    raise KeyboardInterrupt from None
+
+        return run_command
+
+    for name in ("system", "getoutput", "get_output_error_code"):
+        if run := getattr(interactiveshell, name, None):  # not all versions have the last one
+            setattr(interactiveshell, name, ending(run))
+
+
 def _pretty_str(text: str, printer: Any, cycle: bool) -> None:
     """repr of a str; of a very long one only its beginning, or P would fill the notebook."""
     if len(text) <= _LONG:
@@ -362,6 +388,7 @@ def make_shell(outlet: Outlet, streams: Streams, interrupts: Interrupts) -> Work
     # How tqdm, ipywidgets and others recognize a notebook.
     config.IPKernelApp = Config()
     _stand_in_for_zmqshell()
+    _let_interrupts_of_commands_end_cells(interrupts)
     warnings.filterwarnings("ignore", message="To exit: use 'exit'")
     if "" not in sys.path:
         sys.path.insert(0, "")
