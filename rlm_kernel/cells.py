@@ -165,3 +165,12 @@ class SubcallParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     query: str | None = None
     """What a child run (kind ``rlm``) is asked about its prompt."""
+
+    task: str | None = None
+    """Name of the typed sub-task that the call belongs to."""
+
+    choices: list[str] | None = None
+    """The reply is to be one of these, word for word."""
+
+    schema: str | None = None
+    """The reply is to be JSON that this JSON Schema (its text) allows."""

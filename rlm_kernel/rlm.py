@@ -23,7 +23,8 @@ from rlm_kernel.record import Record
 from rlm_kernel.repl import Repl
 from rlm_kernel.session.eventlog import EventLog
 from rlm_kernel.session.models import Models
-from rlm_kernel.session.session import TASK_QUERY, Request, Session, new_id
+from rlm_kernel.session.request import TASK_QUERY, Request
+from rlm_kernel.session.session import Session, new_id
 from rlm_kernel.session.settings import Settings
 from rlm_kernel.subcalls.endpoint import Endpoint
 from rlm_kernel.subcalls.scheduler import Scheduler

@@ -32,7 +32,9 @@ __all__ = [
     "RunState",
     "Stored",
     "SubcallEnded",
+    "SubcallJudged",
     "SubcallStarted",
+    "ToolCalled",
     "TurnDecided",
     "TurnExecuted",
     "TurnExecuting",
@@ -242,6 +244,12 @@ class SubcallStarted(_Event, frozen=True, kw_only=True, tag=True):
     note: str = ""
     """Why the call is another than was asked for, such as a plain one at the depth limit."""
 
+    retry_of: str = ""
+    """The call whose reply was no value of its typed sub-task, and that this one asks again."""
+
+    queued_s: float = 0.0
+    """Seconds from being asked for to its start."""
+
 
 class SubcallEnded(_Event, frozen=True, kw_only=True, tag=True):
     """A sub-call ended, once, in whatever way."""
@@ -256,6 +264,44 @@ class SubcallEnded(_Event, frozen=True, kw_only=True, tag=True):
 
     finish: str = ""
     child_run_id: str = ""
+    cached: bool = False
+    """The reply of an earlier call with the same prompt and parameters; it cost nothing."""
+
+    server: str = ""
+    """URL of the server that replied; empty where there is none, or only one."""
+
+    first_token_s: float | None = None
+    """Seconds from being sent to the first text, where the reply was streamed."""
+
+    trouble: list[str] = []
+    """Why attempts failed before the last one, in order."""
+
+
+class SubcallJudged(_Event, frozen=True, kw_only=True, tag=True):
+    """The REPL checked the reply of a call of a typed sub-task."""
+
+    call_id: str
+    task: str
+    ok: bool
+    reason: str = ""
+    """Why the reply is no value of the task."""
+
+
+class ToolCalled(_Event, frozen=True, kw_only=True, tag=True):
+    """A sub-call's model used a tool."""
+
+    call_id: str
+    """Of the sub-call."""
+
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+    text: str = ""
+    """What the tool returned, as the model was shown it."""
+
+    error: str = ""
+    seconds: float = 0.0
 
 
 Event = (
@@ -276,6 +322,8 @@ Event = (
     | RunEnded
     | SubcallStarted
     | SubcallEnded
+    | SubcallJudged
+    | ToolCalled
 )
 
 

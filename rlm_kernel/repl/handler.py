@@ -9,6 +9,7 @@ from rlm_kernel.cells import Output, PromptInfo
 from rlm_kernel.errors import RLMError, SubcallError, UsageError
 from rlm_kernel.repl.messages import (
     CommFromWorker,
+    JudgeSubcalls,
     RunCommand,
     SendSubcalls,
     StartRun,
@@ -38,6 +39,9 @@ class ReplHandler(Protocol):
         Results go to *deliver* as they come, in any order and grouping; *fail*
         ends the whole batch. Both do nothing once the batch is over.
         """
+
+    def judge_subcalls(self, message: JudgeSubcalls) -> None:
+        """Replies of a typed sub-task were checked."""
 
     def budget(self) -> dict[str, float | int | None]:
         """What ``budget()`` shows."""
@@ -79,6 +83,9 @@ class Nobody:
     ) -> Callable[[], None]:
         fail(SubcallError("No model is set for sub-calls: give one with --sub."))
         return lambda: None
+
+    def judge_subcalls(self, message: JudgeSubcalls) -> None:
+        pass
 
     def budget(self) -> dict[str, float | int | None]:
         return {}

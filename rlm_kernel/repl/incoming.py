@@ -26,6 +26,7 @@ from rlm_kernel.repl.messages import (
     GetBudget,
     GetInput,
     Hello,
+    JudgeSubcalls,
     PromptChunk,
     RunCommand,
     SendSubcalls,
@@ -144,6 +145,8 @@ class Incoming:
                 requests.subcalls(message)
             case CancelSubcalls():
                 requests.cancel_subcalls(message)
+            case JudgeSubcalls():
+                guarded(self.handler.judge_subcalls)(message)
             case GetBudget():
                 requests.budget(message)
             case GetInput():

@@ -31,6 +31,7 @@ __all__ = [
     "MAX_PROMPTS",
     "Begin",
     "BudgetLeft",
+    "CallTool",
     "CancelSubcalls",
     "CommFromWorker",
     "CommToWorker",
@@ -49,6 +50,7 @@ __all__ = [
     "Inspect",
     "Inspection",
     "IsComplete",
+    "JudgeSubcalls",
     "LoadPrompt",
     "Loaded",
     "Ping",
@@ -65,8 +67,10 @@ __all__ = [
     "SubcallResult",
     "SubcallResults",
     "ToWorker",
+    "ToolReturned",
     "VariableList",
     "Variables",
+    "Verdict",
 ]
 
 MAX_FRAME = 64 << 20
@@ -146,6 +150,8 @@ class SubcallResult(_Message, frozen=True, kw_only=True):
     index: int
     text: str = ""
     error: SubcallFailure | None = None
+    call_id: str = ""
+    """Names the call in record and views; empty where nothing was sent."""
 
 
 class SubcallResults(_Message, frozen=True, kw_only=True, tag="subcall_results"):
@@ -233,6 +239,18 @@ class CommToWorker(_Message, frozen=True, kw_only=True, tag="comm_in"):
     parent: dict[str, Any] = {}
 
 
+class CallTool(_Message, frozen=True, kw_only=True, tag="call_tool"):
+    """A sub-call's model asks for a tool of this run. Answered by `ToolReturned`.
+
+    It comes while the worker waits for sub-calls; tools run in the thread of the cell.
+    """
+
+    id: Id
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
 class Ping(_Message, frozen=True, kw_only=True, tag="ping"):
     """Answered by `Pong` once the worker is idle."""
 
@@ -254,6 +272,7 @@ ToWorker = (
     | IsComplete
     | Variables
     | CommToWorker
+    | CallTool
     | Ping
 )
 
@@ -311,6 +330,31 @@ class SendSubcalls(_Message, frozen=True, kw_only=True, tag="send_subcalls"):
     kind: Literal["llm", "rlm"]
     prompts: Annotated[list[str], Meta(max_length=MAX_PROMPTS)]
     params: SubcallParams = SubcallParams()
+    retry_of: Annotated[list[str], Meta(max_length=MAX_PROMPTS)] = []
+    """For each prompt the id of the call that it asks again; empty where none does."""
+
+
+class Verdict(_Message, frozen=True, kw_only=True):
+    """Whether the reply of one call was a value of its typed sub-task."""
+
+    call_id: str
+    ok: bool
+    reason: str = ""
+
+
+class JudgeSubcalls(_Message, frozen=True, kw_only=True, tag="judge_subcalls"):
+    """What the worker found when it checked replies of a typed sub-task. Not answered."""
+
+    task: str
+    verdicts: Annotated[list[Verdict], Meta(max_length=MAX_PROMPTS)]
+
+
+class ToolReturned(_Message, frozen=True, kw_only=True, tag="tool_returned"):
+    """Answer to `CallTool`: what the tool returned, as text, or why it failed."""
+
+    id: Id
+    text: str = ""
+    error: str = ""
 
 
 class CancelSubcalls(_Message, frozen=True, kw_only=True, tag="cancel_subcalls"):
@@ -443,6 +487,8 @@ FromWorker = (
     | GetInput
     | SendSubcalls
     | CancelSubcalls
+    | JudgeSubcalls
+    | ToolReturned
     | GetBudget
     | SetPrompt
     | StartRun

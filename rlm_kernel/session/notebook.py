@@ -35,7 +35,8 @@ from rlm_kernel.session.commands import HARMLESS, answer_command
 from rlm_kernel.session.eventlog import EventLog
 from rlm_kernel.session.human import HumanExecutor
 from rlm_kernel.session.models import Models
-from rlm_kernel.session.session import DirectExecutor, FrontEnd, Request, Session
+from rlm_kernel.session.request import Request
+from rlm_kernel.session.session import DirectExecutor, FrontEnd, Session
 from rlm_kernel.session.settings import Settings, with_options
 from rlm_kernel.subcalls.scheduler import Scheduler
 

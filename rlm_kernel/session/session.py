@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import msgspec
-
-from rlm_kernel.cells import CellResult, ErrorOutput, Output, PromptInfo, SubcallParams
+from rlm_kernel.cells import CellResult, ErrorOutput, Output, PromptInfo
 from rlm_kernel.engine.budget import Budget, Ledger
 from rlm_kernel.engine.decisions import Policy, ask, automatic
 from rlm_kernel.engine.dialects import dialect_named
@@ -26,22 +24,22 @@ from rlm_kernel.errors import RecordError, RLMError, SubcallError, UsageError
 from rlm_kernel.repl import Executed, Repl
 from rlm_kernel.repl.messages import (
     CommFromWorker,
+    JudgeSubcalls,
     RunCommand,
     SendSubcalls,
     StartRun,
-    SubcallFailure,
     SubcallResult,
 )
 from rlm_kernel.session.eventlog import EventLog
-from rlm_kernel.session.models import Models, is_spec
+from rlm_kernel.session.models import Models
+from rlm_kernel.session.progress import Progress
+from rlm_kernel.session.request import Request
 from rlm_kernel.session.settings import Settings
-from rlm_kernel.subcalls.batch import ChildOutcome, Outcome
+from rlm_kernel.session.subcalls import budget_of, judge_subcalls, send_subcalls
+from rlm_kernel.subcalls.batch import ChildOutcome
 from rlm_kernel.subcalls.scheduler import Scheduler
 
-__all__ = ["TASK_QUERY", "FrontEnd", "Request", "Session", "new_id"]
-
-TASK_QUERY = "P is a task with its material. Do what it asks and set the result as the answer."
-"""What a run is asked where only a prompt was given."""
+__all__ = ["FrontEnd", "Session", "new_id"]
 
 
 def new_id() -> str:
@@ -74,16 +72,6 @@ class NoFrontEnd:
 
     def comm(self, message: CommFromWorker) -> None:
         """Dropped: there is no front end."""
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that was asked for."""
-
-    query: str
-    settings: Settings
-    depth: int = 0
-    parent_run_id: str = ""
-    parent_call_id: str = ""
 
 
 class Session:
@@ -123,12 +111,18 @@ class Session:
         self._owner = owner
         self._person = Ledger(Budget(max_subcalls=None))
         self._ledger: Ledger | None = None
+        self.progress = Progress(self.front_end)
         self._restore = False
         self._stopping = False
         """The run was stopped: a turn that a front end is about to start is not to run."""
         repl.handler = self
         if owner:
             log.on_broken = self._record_broken
+
+    @property
+    def ledger(self) -> Ledger:
+        """Of the run that is going on, else of the person's own cells."""
+        return self._ledger or self._person
 
     # --- runs -----------------------------------------------------------------------------
 
@@ -321,32 +315,7 @@ class Session:
 
     def budget(self) -> dict[str, float | int | None]:
         """What ``budget()`` shows: used and set aside by this run, left by it and all above."""
-        ledger = self._ledger or self._person
-        used, held = ledger.used, ledger.reserved
-        line = ledger.line()
-        shown: dict[str, float | int | None] = {
-            "tokens_used": used.tokens,
-            "tokens_reserved": held.tokens,
-            "tokens_left": _least(
-                (at.budget.max_tokens, at.used.tokens + at.reserved.tokens) for at in line
-            ),
-            "subcalls_used": ledger.subcalls,
-            "subcalls_reserved": held.subcalls,
-            "subcalls_left": _least(
-                (at.budget.max_subcalls, at.subcalls + at.reserved.subcalls) for at in line
-            ),
-            "turns_used": ledger.turns,
-            "turns_left": ledger.budget.max_turns - ledger.turns,
-            "depth_left": max(ledger.budget.max_depth - ledger.depth, 0),
-            "cost_used": round(used.cost, 6),
-            "cost_left": _least(
-                (at.budget.max_cost, at.used.cost + at.reserved.cost) for at in line
-            ),
-            "seconds_used": round(ledger.elapsed(), 3),
-        }
-        seconds = ledger.seconds_left()
-        shown["seconds_left"] = None if seconds is None else round(max(seconds, 0), 3)
-        return shown
+        return budget_of(self.ledger)
 
     def subcalls(
         self,
@@ -355,47 +324,14 @@ class Session:
         fail: Callable[[RLMError], None],
     ) -> Callable[[], None]:
         """Call models for a cell; results go back as they come."""
-        settings, run, params = self.settings, self.run, request.params
-        spec = params.model if is_spec(params.model) else None
-        if spec is not None:
-            params = msgspec.structs.replace(params, model=None)
-        try:
-            batch = self.scheduler.submit(
-                request.prompts,
-                kind=request.kind,
-                params=params,
-                run_id=run.run_id if run is not None else "",
-                turn=self.turn,
-                ledger=self._ledger or self._person,
-                deliver=lambda outcomes: deliver([_result(outcome) for outcome in outcomes]),
-                spawn_child=self._spawn_child(settings, run, spec),
-                resolve=lambda model: self.models.sub(settings, spec),
-            )
-        except RLMError as error:
-            fail(error)
-            return _nothing
-        return batch.cancel
+        return send_subcalls(self, request, deliver, fail)
 
-    def _spawn_child(
-        self, settings: Settings, run: Run | None, spec: str | None
-    ) -> Callable[[str, str, SubcallParams], Awaitable[ChildOutcome]]:
-        parent_ledger = self._ledger or self._person
-        parent_run_id = run.run_id if run is not None else ""
-        depth = parent_ledger.depth + 1
+    def judge_subcalls(self, message: JudgeSubcalls) -> None:
+        """The worker checked replies of a typed sub-task."""
+        judge_subcalls(self, message)
 
-        async def spawn(call_id: str, prompt: str, params: SubcallParams) -> ChildOutcome:
-            request = Request(
-                query=params.query or TASK_QUERY,
-                settings=self.models.child_settings(settings, spec or params.model),
-                depth=depth,
-                parent_run_id=parent_run_id,
-                parent_call_id=call_id,
-            )
-            return await self._run_child(request, prompt, parent_ledger)
-
-        return spawn
-
-    async def _run_child(self, request: Request, prompt: str, parent: Ledger) -> ChildOutcome:
+    async def run_child(self, request: Request, prompt: str, parent: Ledger) -> ChildOutcome:
+        """Let a run below that of *parent* answer *request* about *prompt*, in its own REPL."""
         repl = await Repl.start()
         child = Session(
             repl, log=self.log, models=self.models, scheduler=self.scheduler, owner=False
@@ -447,22 +383,6 @@ def _not_run(turn: int) -> Executed:
     return Executed(cell=0, result=CellResult(ok=False, execution_count=0, error=error))
 
 
-def _nothing() -> None:
-    """There is nothing to cancel."""
-
-
-def _least(limits: Iterable[tuple[float | None, float]]) -> float | int | None:
-    """The least that is left of limits, given with what is used of each."""
-    left = [max(limit - used, 0) for limit, used in limits if limit is not None]
-    return min(left, default=None)
-
-
 def _most_bytes(prompt: PromptInfo) -> int:
     """Bytes that *prompt* can have on its way: 4 for a character, 12 where JSON escapes it."""
     return 12 * prompt.chars + 64 * prompt.items + 1024
-
-
-def _result(outcome: Outcome) -> SubcallResult:
-    if outcome.error is not None:
-        return SubcallResult(index=outcome.index, error=SubcallFailure(reason=str(outcome.error)))
-    return SubcallResult(index=outcome.index, text=outcome.text)

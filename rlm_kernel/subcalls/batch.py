@@ -118,6 +118,7 @@ class Call:
         "lane",
         "prompt",
         "reservation",
+        "retry_of",
         "spent",
         "started",
         "task",
@@ -130,6 +131,7 @@ class Call:
         self.lane = lane
         self.call_id = f"{batch.plan.batch_id}-{index}"
         self.attempts = 0
+        self.retry_of = ""
         self.started = 0.0
         """When it began, monotonic; 0 while it waits."""
         self.ended = False

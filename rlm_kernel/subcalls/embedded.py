@@ -21,13 +21,14 @@ import secrets
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Sequence
 
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import EMBEDDED_MODEL, EndpointSpec
 from rlm_kernel.environ import scrub
 from rlm_kernel.errors import RLMError, UsageError
 from rlm_kernel.prices import Price
-from rlm_kernel.subcalls.endpoint import Reply
+from rlm_kernel.subcalls.endpoint import Exchange, Reply, ToolSpec
 from rlm_kernel.subcalls.model_file import Progress, ensure_model, model_path
 from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
 
@@ -63,6 +64,7 @@ class EmbeddedEndpoint:
         self.spec = f"embedded:{EMBEDDED_MODEL}"
         self.model = EMBEDDED_MODEL
         self.slots: int | None = SLOTS
+        self.on_room: Callable[[], None] | None = None
         self._progress = progress
         self._http: OpenAIEndpoint | None = None
         self._server: EmbeddedServer | None = None
@@ -76,9 +78,18 @@ class EmbeddedEndpoint:
         """See `Endpoint.price`: it costs nothing."""
         return Price(input=0, output=0)
 
-    async def complete(self, prompt: str, params: SubcallParams) -> Reply:
+    async def complete(
+        self,
+        prompt: str,
+        params: SubcallParams,
+        *,
+        tools: Sequence[ToolSpec] = (),
+        exchanges: Sequence[Exchange] = (),
+    ) -> Reply:
         """See `Endpoint.complete`."""
-        return await (await self._ready()).complete(prompt, params)
+        return await (await self._ready()).complete(
+            prompt, params, tools=tools, exchanges=exchanges
+        )
 
     async def context_limit(self) -> int | None:
         """See `Endpoint.context_limit`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -11,16 +12,56 @@ from rlm_kernel.engine.budget import Usage
 from rlm_kernel.errors import SubcallError
 from rlm_kernel.prices import Price
 
-__all__ = ["Endpoint", "EndpointError", "Reply"]
+__all__ = ["Endpoint", "EndpointError", "Exchange", "Reply", "ToolSpec", "ToolUse"]
+
+
+class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that the model of a sub-call may use."""
+
+    name: str
+    description: str
+    parameters: str
+    """JSON Schema of its arguments, an object, as text."""
+
+
+class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The model asks for a tool."""
+
+    use_id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it: perhaps none."""
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """One round of a sub-call with tools: what the model asked for and what it was given."""
+
+    text: str
+    uses: list[ToolUse]
+    results: list[str]
+    """One for each use."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """One completion, never empty."""
+    """One completion: a text, never empty, or tools that the model asks for."""
 
     text: str
     usage: Usage
     finish: str = ""
     """Why it ended, in the server's word: ``stop``, ``length`` …"""
+
+    uses: list[ToolUse] = []
+    attempts: int = 1
+    """Requests that the endpoint sent for it: more than 1 where servers failed over."""
+
+    server: str = ""
+    """URL of the server that replied, where the endpoint has several."""
+
+    first_token_s: float | None = None
+    """Seconds from being sent to the first text, where it was streamed."""
+
+    trouble: list[str] = []
+    """Why the attempts before the last one failed."""
 
 
 class EndpointError(SubcallError):
@@ -38,6 +79,12 @@ class EndpointError(SubcallError):
         What the server counted although it gave no answer.
     finish
         Why the completion ended, where there was one.
+    attempts
+        Requests that the endpoint sent, of which the last failed with *reason*.
+    server
+        URL of the server that failed last, where the endpoint has several.
+    trouble
+        Why the attempts before the last one failed.
     """
 
     def __init__(
@@ -48,6 +95,9 @@ class EndpointError(SubcallError):
         retry_after: float | None = None,
         usage: Usage | None = None,
         finish: str = "",
+        attempts: int = 1,
+        server: str = "",
+        trouble: Sequence[str] = (),
     ) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -55,6 +105,9 @@ class EndpointError(SubcallError):
         self.retry_after = retry_after
         self.usage = usage
         self.finish = finish
+        self.attempts = attempts
+        self.server = server
+        self.trouble = list(trouble)
 
 
 class Endpoint(Protocol):
@@ -70,15 +123,27 @@ class Endpoint(Protocol):
 
     @property
     def slots(self) -> int | None:
-        """Requests that it works on at once; ``None`` where that is not known."""
+        """Requests that it is worth sending at once, which may change; ``None`` where that is not
+        known."""
+
+    on_room: Callable[[], None] | None
+    """Set by the scheduler; called when `slots` has grown."""
 
     def price(self, model: str) -> Price | None:
         """What the tokens of *model* cost, where that is known."""
 
-    async def complete(self, prompt: str, params: SubcallParams) -> Reply:
+    async def complete(
+        self,
+        prompt: str,
+        params: SubcallParams,
+        *,
+        tools: Sequence[ToolSpec] = (),
+        exchanges: Sequence[Exchange] = (),
+    ) -> Reply:
         """One request for one completion; cancelling it ends it on the server too.
 
-        Raises `EndpointError`, and `UsageError` where the endpoint cannot be had at all.
+        *exchanges* are the rounds so far of a call that has *tools*. Raises `EndpointError`,
+        and `UsageError` where the endpoint cannot be had at all.
         """
 
     async def context_limit(self) -> int | None:

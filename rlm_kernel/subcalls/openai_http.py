@@ -16,7 +16,7 @@ import asyncio
 import errno
 import importlib
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,7 +25,7 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import OPENAI_URL, EndpointSpec
 from rlm_kernel.prices import Price, prices_from
 from rlm_kernel.subcalls import wire
-from rlm_kernel.subcalls.endpoint import EndpointError, Reply
+from rlm_kernel.subcalls.endpoint import EndpointError, Exchange, Reply, ToolSpec
 from rlm_kernel.subcalls.sse import EventReader
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class OpenAIEndpoint:
         self.spec = str(spec)
         self.model = spec.model
         self.slots = slots
+        self.on_room: Callable[[], None] | None = None
         self._prices = prices_from() if prices is None else prices
         self._url = spec.base_url
         self._key = api_key
@@ -87,7 +88,14 @@ class OpenAIEndpoint:
         """See `Endpoint.price`."""
         return self._prices.get(model)
 
-    async def complete(self, prompt: str, params: SubcallParams) -> Reply:
+    async def complete(
+        self,
+        prompt: str,
+        params: SubcallParams,
+        *,
+        tools: Sequence[ToolSpec] = (),
+        exchanges: Sequence[Exchange] = (),
+    ) -> Reply:
         """See `Endpoint.complete`."""
         session = self._session or await self._open()
         stream = self._stream

@@ -113,6 +113,7 @@ class Scheduler:
         *,
         kind: Literal["llm", "rlm"] = "llm",
         params: SubcallParams | None = None,
+        retry_of: Sequence[str] = (),
         run_id: str,
         turn: int,
         ledger: Ledger,
@@ -124,6 +125,8 @@ class Scheduler:
 
         Parameters
         ----------
+        retry_of
+            For each prompt the id of the call that it asks again; empty where none does.
         resolve
             From the model that the calls name, or ``None``, to what is asked.
         deliver
@@ -161,6 +164,8 @@ class Scheduler:
         lane = self._lane(plan.endpoint)
         texts = prompts if not note else [_as_plain(text, params) for text in prompts]
         calls = [Call(batch, index, text, lane) for index, text in enumerate(texts)]
+        for call, earlier in zip(calls, retry_of, strict=False):
+            call.retry_of = earlier
         if calls:
             self._batches.add(batch)
             self._pool(plan).add(run_id, calls)
@@ -254,6 +259,7 @@ class Scheduler:
             index=call.index,
             params=plan.params,
             note="; ".join(filter(None, (plan.note, note))),
+            retry_of=call.retry_of,
         )
         try:
             self._emit(plan.run_id, started)

@@ -30,7 +30,9 @@ from rlm_kernel.engine.events import (
     RunResumed,
     RunStarted,
     SubcallEnded,
+    SubcallJudged,
     SubcallStarted,
+    ToolCalled,
     TurnDecided,
     TurnExecuted,
     TurnExecuting,
@@ -172,4 +174,6 @@ def one_of_each() -> list[Event]:
         RunResumed(turn=2),
         WorkerLost(reason="killed", lost=["codes"]),
         SubcallStarted(call_id="s", kind="rlm", prompt="lone \ud800", model="", index=7),
+        SubcallJudged(call_id="s", task="label", ok=False, reason="'maybe' is no choice"),
+        ToolCalled(call_id="s", name="search", arguments='{"q": "gate"}', text=LONG, seconds=0.1),
     ]

@@ -535,11 +535,12 @@ class Broken:
 
     spec = model = "broken"
     slots = None
+    on_room = None
 
     def price(self, model: str) -> Price | None:
         return None
 
-    async def complete(self, prompt: str, params: SubcallParams) -> Reply:
+    async def complete(self, prompt: str, params: SubcallParams, **more: Any) -> Reply:
         raise ZeroDivisionError("a defect")
 
     async def context_limit(self) -> int | None:
