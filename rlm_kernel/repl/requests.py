@@ -87,7 +87,8 @@ class Requests:
         """Nobody waits for a batch any more. It may be over by now."""
         batch = self._batches.get(request.id)
         if batch is not None:
-            batch.cancel()
+            reason = "The sub-call was cancelled: nobody waits for it any more."
+            self._cancel(batch, reason)
 
     def input(self, request: GetInput, *, allowed: bool) -> None:
         """``input()`` in a cell; *allowed* is whether its front end can be asked."""
@@ -166,14 +167,17 @@ class Requests:
     def interrupt(self, cell: int) -> None:
         """Cancel what *cell* waits for. Threads of its that still wait get a failure."""
         for batch in [b for b in self._batches.values() if b.cell == cell]:
-            batch.cancel()
-            reason = "The sub-call was cancelled: its cell was interrupted."
-            self._link.send(Failed(id=batch.id, ename="SubcallError", reason=reason))
+            self._cancel(batch, "The sub-call was cancelled: its cell was interrupted.")
         for request_id, (owner, task) in list(self._tasks.items()):
             if owner == cell:
                 task.cancel()
                 reason = "The request was cancelled: its cell was interrupted."
                 self._link.send(Failed(id=request_id, ename="RLMError", reason=reason))
+
+    def _cancel(self, batch: _Batch, reason: str) -> None:
+        """Whatever of *batch* comes up to this moment counts; `Failed` says that it was all."""
+        batch.cancel()
+        self._link.send(Failed(id=batch.id, ename="SubcallError", reason=reason))
 
     def cell_over(self, cell: int) -> None:
         """*cell* ended, perhaps by itself while it waited: nobody waits for its input any more."""
@@ -252,10 +256,10 @@ class _Batch:
         """Stop what is under way; nothing more is delivered."""
         if self._over:
             return
-        cancel = self._cancel
-        self._end()
+        cancel, self._cancel = self._cancel, None
         if cancel is not None:
-            cancel()
+            cancel()  # which may deliver what has just come
+        self._end()
 
     def _end(self) -> None:
         self._over = True

@@ -258,12 +258,9 @@ class Link:
         self._check_alive()
         main = threading.current_thread() is threading.main_thread()
         waiter = _Waiter(message.id, accept, main=main)
-        self._waiters[message.id] = waiter
-        try:
+        with self._awaited(message, waiter):
             self.send(message)
             self._wait(waiter)
-        finally:
-            self._waiters.pop(message.id, None)
         if waiter.aborted:
             raise Interrupted("the cell was interrupted")
 
@@ -276,13 +273,27 @@ class Link:
         future: asyncio.Future[None] = loop.create_future()
         waiter = _Waiter(message.id, accept)
         waiter.notify = partial(_call_in, loop, partial(settle, future))
+        with self._awaited(message, waiter), self.attached(loop):
+            self.send(message)
+            await future
+
+    @contextmanager
+    def _awaited(self, message: Request, waiter: _Waiter) -> Iterator[None]:
+        """While inside, replies go to *waiter*.
+
+        Results of sub-calls do so afterwards too: some may be on their way when their cell is
+        interrupted. The kernel ends every such request, with `Failed` where it is cancelled.
+        """
         self._waiters[message.id] = waiter
+        keep = isinstance(message, messages.SendSubcalls)
         try:
-            with self.attached(loop):
-                self.send(message)
-                await future
+            yield
+        except (FrameTooLarge, TypeError):  # nothing was sent
+            keep = False
+            raise
         finally:
-            self._waiters.pop(message.id, None)
+            if not keep:
+                self._waiters.pop(message.id, None)
 
     def _check_alive(self) -> None:
         if self.dead:
@@ -453,7 +464,7 @@ class Link:
     def _dispatch(self, message: ToWorker) -> None:
         if isinstance(message, Reply):
             waiter = self._waiters.get(message.id)
-            # A reply that nobody waits for any more answers an interrupted request.
+            # A reply that nobody takes answers an interrupted request.
             if waiter is not None and waiter.accept is not None and waiter.accept(message):
                 self._waiters.pop(message.id, None)
                 self._finish(waiter)
