@@ -3,9 +3,13 @@
 A *spec* names the root or the model of the sub-calls in one word:
 
     openai:MODEL[@URL]   any OpenAI-compatible server; without URL OPENAI_BASE_URL, else OpenAI
+    vllm:MODEL[@URL]     a vLLM server; without URL those that ``jupyter rlm serve`` started
+    vllm                 the model that they serve, where it is one
     embedded[:smollm2]   the small model that comes with rlm-kernel
     human                a person writes the cells (root only)
     playbook:FILE        cells from a file (root only)
+
+URL may be several, with commas between them, each with its ``http://``: servers of one model.
 
 This is the only module that reads environment variables for endpoints. What
 it returns is frozen, and a spec never holds a key, so that it can be shown,
@@ -36,14 +40,14 @@ __all__ = [
     "parse_sub_spec",
 ]
 
-Kind = Literal["openai", "embedded", "human", "playbook"]
+Kind = Literal["openai", "vllm", "embedded", "human", "playbook"]
 
 OPENAI_URL = "https://api.openai.com/v1"
 EMBEDDED_MODEL = "smollm2"
 KEY_NAMES = ("RLM_API_KEY", "OPENAI_API_KEY")
 """Environment variables with a key; the first that is set counts."""
 
-_SUB_FORMS = ("openai:MODEL@URL", "openai:MODEL", "embedded")
+_SUB_FORMS = ("openai:MODEL@URL", "openai:MODEL", "vllm:MODEL", "embedded")
 _ROOT_FORMS = (*_SUB_FORMS, "human", "playbook:FILE")
 _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".lan", ".home.arpa")
 
@@ -54,14 +58,37 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     model: str = ""
     base_url: str = ""
-    """Of kind ``openai``: absolute, without user, query and trailing slash."""
+    """Of kinds ``openai`` and ``vllm``: absolute, without user, query and trailing slash."""
+
+    urls: tuple[str, ...] = ()
+    """`base_url`, and after it those of further servers of the model. None where kind ``vllm``
+    names no server: they are looked up when they are needed."""
 
     path: str = ""
     """Of kind ``playbook``: the file, as it was given."""
 
+    def __post_init__(self) -> None:
+        if self.urls[:1] == (self.base_url,):
+            return
+        if self.base_url:
+            msgspec.structs.force_setattr(self, "urls", (self.base_url,))
+        elif self.urls:
+            msgspec.structs.force_setattr(self, "base_url", self.urls[0])
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it names a model behind HTTP."""
+        return self.kind in ("openai", "vllm")
+
+    def at(self, url: str) -> EndpointSpec:
+        """The same model, behind *url* alone."""
+        return EndpointSpec(kind=self.kind, model=self.model, base_url=url)
+
     def __str__(self) -> str:
-        if self.kind == "openai":
-            return f"openai:{self.model}@{self.base_url}"
+        if self.is_server:
+            model = f":{self.model}" if self.model else ""
+            servers = f"@{','.join(self.urls)}" if self.urls else ""
+            return f"{self.kind}{model}{servers}"
         if self.kind == "playbook":
             return f"playbook:{self.path}"
         return f"embedded:{self.model}" if self.kind == "embedded" else self.kind
@@ -100,10 +127,11 @@ def api_key_for(spec: EndpointSpec, environ: Mapping[str, str] | None = None) ->
             raise UsageError(f"the key in {name} has characters that no key has; set it again")
         if key:
             return key
-    if spec.kind != "openai" or is_private(spec.base_url):
+    public = [url for url in spec.urls if not is_private(url)]
+    if not public:
         return "none"
     raise UsageError(
-        f"no API key for {spec.base_url}: set OPENAI_API_KEY (or RLM_API_KEY) in the environment"
+        f"no API key for {public[0]}: set OPENAI_API_KEY (or RLM_API_KEY) in the environment"
     )
 
 
@@ -124,6 +152,10 @@ def _parse(
     kind, _, rest = text.partition(":")
     if kind == "openai" and rest:
         return _parse_openai(rest, environ)
+    if text == "vllm":
+        return EndpointSpec(kind="vllm")
+    if kind == "vllm" and rest:
+        return _parse_vllm(rest)
     if kind == "embedded" and (rest or EMBEDDED_MODEL) == EMBEDDED_MODEL:
         return EndpointSpec(kind="embedded", model=EMBEDDED_MODEL)
     if role == "root" and text == "human":
@@ -157,7 +189,8 @@ def _nearest(kind: str, rest: str, forms: tuple[str, ...]) -> str:
     return f"openai:{kind}" if kind and not rest and re.fullmatch(r"[\w./-]{3,60}", kind) else ""
 
 
-_OPENAI = re.compile(r"(?P<model>.*?)(?:@(?P<url>https?://.*))?", re.IGNORECASE | re.DOTALL)
+_SERVER = re.compile(r"(?P<model>.*?)(?:@(?P<urls>https?://.*))?", re.IGNORECASE | re.DOTALL)
+_BETWEEN_URLS = re.compile(r"\s*,\s*(?=https?://)", re.IGNORECASE)
 _SCHEMELESS = re.compile(r"(?:localhost|[\w.-]+:\d+|\[[\da-f:.]+\])(?:[:/].*)?", re.IGNORECASE)
 _VERSIONS = ("latest", "default", "main")
 _HOST = re.compile(
@@ -167,18 +200,35 @@ _HOST = re.compile(
 
 
 def _parse_openai(rest: str, environ: Mapping[str, str]) -> EndpointSpec:
-    match = _OPENAI.fullmatch(rest)
+    model, urls = _model_and_urls("openai", rest)
+    if not urls:
+        urls = _normal_urls(environ.get("OPENAI_BASE_URL", "").strip() or OPENAI_URL)
+    return EndpointSpec(kind="openai", model=model, urls=urls)
+
+
+def _parse_vllm(rest: str) -> EndpointSpec:
+    model, urls = _model_and_urls("vllm", rest)
+    return EndpointSpec(kind="vllm", model=model, urls=urls)
+
+
+def _model_and_urls(kind: str, rest: str) -> tuple[str, tuple[str, ...]]:
+    match = _SERVER.fullmatch(rest)
     model = match["model"].strip() if match else ""
-    url = match["url"] if match else None
+    given = match["urls"] if match else None
     if not model:
-        raise UsageError("the spec names no model: write openai:MODEL or openai:MODEL@URL")
-    if url is None:
-        _check_version(model)
-        url = environ.get("OPENAI_BASE_URL", "").strip() or OPENAI_URL
-    return EndpointSpec(kind="openai", model=model, base_url=_normal_url(url))
+        raise UsageError(f"the spec names no model: write {kind}:MODEL or {kind}:MODEL@URL")
+    if given is None:
+        _check_version(kind, model)
+        return model, ()
+    return model, _normal_urls(given)
 
 
-def _check_version(model: str) -> None:
+def _normal_urls(given: str) -> tuple[str, ...]:
+    """The URLs of *given*, each once, in their order."""
+    return tuple(dict.fromkeys(_normal_url(url) for url in _BETWEEN_URLS.split(given)))
+
+
+def _check_version(kind: str, model: str) -> None:
     """Refuse a *model* with an end that whoever wrote it took for a URL.
 
     What is before it is left out of the message where it may hold a password.
@@ -188,11 +238,11 @@ def _check_version(model: str) -> None:
         return
     if _SCHEMELESS.fullmatch(last) and ":/" not in name:
         shown = "MODEL" if "@" in name or not name else name
-        raise UsageError(f"the URL in the spec has no scheme: write openai:{shown}@http://{last}")
+        raise UsageError(f"the URL in the spec has no scheme: write {kind}:{shown}@http://{last}")
     is_host = name and last not in _VERSIONS and _HOST.fullmatch(last)
     if not last.strip() or ":/" in model or is_host:
         raise UsageError(
-            "what follows the @ in the spec is no URL: write openai:MODEL@http://HOST:PORT/v1, "
+            f"what follows the @ in the spec is no URL: write {kind}:MODEL@http://HOST:PORT/v1, "
             "also where the name of the model holds an @ itself"
         )
 
@@ -207,6 +257,11 @@ def _normal_url(url: str) -> str:
     if "@" in parts.netloc:
         raise UsageError(
             "the URL holds a user name or password: leave it out and set RLM_API_KEY instead"
+        )
+    if "," in url:
+        raise UsageError(
+            "the servers of a spec are URLs with commas between them, each with its own http://: "
+            "write MODEL@http://HOST:PORT,http://HOST:PORT"
         )
     if parts.query or parts.fragment:
         raise UsageError("the URL of an endpoint has no query and no fragment: leave them out")

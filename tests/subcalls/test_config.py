@@ -49,6 +49,36 @@ def test_an_openai_spec_is_a_model_and_a_normal_url(text: str, model: str, url: 
     assert (spec.kind, spec.model, spec.base_url) == ("openai", model, url)
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("openai:m@http://a,http://b:1/v1", "openai:m@http://a/v1,http://b:1/v1"),
+        ("openai:m@http://a, HTTPS://B/x/ ,http://a/v1", "openai:m@http://a/v1,https://b/x"),
+        ("vllm:org/m@http://a,http://b", "vllm:org/m@http://a/v1,http://b/v1"),
+        ("vllm:m@http://a", "vllm:m@http://a/v1"),
+        ("vllm:/models/m", "vllm:/models/m"),
+        ("vllm:m@2024", "vllm:m@2024"),
+        ("vllm", "vllm"),
+    ],
+)
+def test_a_spec_names_several_servers_or_leaves_them_to_be_found(text: str, shown: str) -> None:
+    """URLs stand in order, each once and in its normal form; the first is `base_url`."""
+    spec = parse_sub_spec(text, {})
+
+    assert str(spec) == shown
+    assert spec.base_url == (spec.urls[0] if spec.urls else "")
+    assert parse_root_spec(shown, {}) == spec
+
+
+def test_a_spec_of_one_url_is_the_same_however_it_is_made() -> None:
+    """`base_url` and `urls` cannot contradict each other."""
+    by_base = EndpointSpec(kind="openai", model="m", base_url="http://h/v1")
+    by_list = EndpointSpec(kind="openai", model="m", urls=("http://h/v1",))
+
+    assert by_base == by_list
+    assert by_list.at("http://i/v1").urls == ("http://i/v1",)
+
+
 def test_a_spec_without_url_takes_it_from_the_environment() -> None:
     """OPENAI_BASE_URL is the default URL, in its normal form."""
     spec = parse_root_spec("openai:m", {"OPENAI_BASE_URL": "http://gpu:8000/"})
@@ -101,6 +131,13 @@ def test_any_model_name_survives(model: str) -> None:
         ("openai:m@http://a]b/", "is no URL of an endpoint"),
         ("openai:m@http://\u2100.example/", "is no URL of an endpoint"),
         ("openai:m@http://h/v1?key=1", "no query"),
+        ("openai:m@http://a,b:80", "each with its own http://"),
+        ("openai:m@http://a/v1,", "each with its own http://"),
+        ("vllm:m@http://a,http://[oops", "is no URL of an endpoint"),
+        ("vllm:m@localhost:8000", "write vllm:m@http://localhost:8000"),
+        ("vllm:", "did you mean 'vllm:MODEL'?"),
+        ("vllm:@http://h", "write vllm:MODEL"),
+        ("vlm:m", "did you mean 'vllm:m'?"),
     ],
 )
 def test_what_is_no_spec_is_refused_with_the_nearest_that_is(text: str, hint: str) -> None:
@@ -127,6 +164,8 @@ def test_only_a_model_answers_sub_calls(text: str) -> None:
         "opnai:m@https://user:hunter2@h/v1",
         "openai:m@https://h/v1?key=hunter2",
         "openai:m@http://user:hunter2@[oops",
+        "openai:m@http://h,http://user:hunter2@i",
+        "vllm:m@http://user:hunter2@h",
         "openai:m@ftp://user:hunter2@h:80",
         "openai:m@ftp://user:hunter2@2",
         "openai:m@user:hunter2@h:80",
@@ -182,6 +221,15 @@ def test_only_servers_nearby_are_asked_without_a_key(host: str, private: bool) -
     else:
         with pytest.raises(UsageError, match="set OPENAI_API_KEY"):
             api_key_for(spec, {})
+
+
+def test_one_public_server_of_several_needs_a_key() -> None:
+    """A list is as public as the most public of its servers."""
+    spec = parse_sub_spec("vllm:m@http://localhost:1,https://api.example.org", {})
+
+    with pytest.raises(UsageError, match=r"no API key for https://api\.example\.org/v1"):
+        api_key_for(spec, {})
+    assert api_key_for(parse_sub_spec("vllm:m", {}), {}) == "none"
 
 
 def test_a_key_that_no_header_can_carry_is_refused_unseen() -> None:
