@@ -79,6 +79,8 @@ class EndpointError(SubcallError):
         What the server counted although it gave no answer.
     finish
         Why the completion ended, where there was one.
+    status
+        HTTP status of the reply; 0 where none came, or none that is HTTP.
     attempts
         Requests that the endpoint sent, of which the last failed with *reason*.
     server
@@ -95,6 +97,7 @@ class EndpointError(SubcallError):
         retry_after: float | None = None,
         usage: Usage | None = None,
         finish: str = "",
+        status: int = 0,
         attempts: int = 1,
         server: str = "",
         trouble: Sequence[str] = (),
@@ -105,6 +108,7 @@ class EndpointError(SubcallError):
         self.retry_after = retry_after
         self.usage = usage
         self.finish = finish
+        self.status = status
         self.attempts = attempts
         self.server = server
         self.trouble = list(trouble)

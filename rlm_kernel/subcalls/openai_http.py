@@ -75,7 +75,7 @@ class OpenAIEndpoint:
         self.slots = slots
         self.on_room: Callable[[], None] | None = None
         self._prices = prices_from() if prices is None else prices
-        self._url = spec.base_url
+        self.url = self._url = spec.base_url
         self._key = api_key
         self._hosted = spec.base_url == OPENAI_URL
         self._stream = False if self._hosted else stream
@@ -213,6 +213,7 @@ class OpenAIEndpoint:
                 f"the server at {self._url} sent a completion without choices: check that it "
                 "speaks the OpenAI chat protocol",
                 usage=usage,
+                status=200,
             )
         choice = completion.choices[0]
         text, finish = choice.message.content or "", choice.finish_reason or ""
@@ -222,9 +223,10 @@ class OpenAIEndpoint:
                 retryable=True,
                 usage=usage,
                 finish=finish,
+                status=200,
             )
         if not text:
-            raise EndpointError(_why_empty(choice), usage=usage, finish=finish)
+            raise EndpointError(_why_empty(choice), usage=usage, finish=finish, status=200)
         return Reply(text=text, usage=usage or wire.estimated_usage(prompt, text), finish=finish)
 
     def _error_in_reply(self, error: wire.ErrorDetail | str) -> EndpointError:
@@ -295,6 +297,7 @@ def _decode(body: bytes, url: str) -> wire.Completion:
         raise EndpointError(
             f"the server at {url} sent {what}: check that it speaks the OpenAI chat protocol",
             retryable=True,
+            status=200,
         ) from None
 
 
@@ -308,7 +311,8 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         body += chunk
         if len(body) > MAX_BODY:
             raise EndpointError(
-                f"the reply of {response.url} is longer than {MAX_BODY >> 20} MiB: set max_tokens"
+                f"the reply of {response.url} is longer than {MAX_BODY >> 20} MiB: set max_tokens",
+                status=200,
             )
     return bytes(body)
 

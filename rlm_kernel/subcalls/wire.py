@@ -259,6 +259,14 @@ def refusal(
     status: int, body: bytes, headers: Mapping[str, str], *, model: str, url: str, key: str
 ) -> EndpointError:
     """The error that a reply of *status* (not 200) stands for. *key* is kept out of it."""
+    error = _refusal(status, body, headers, model=model, url=url, key=key)
+    error.status = status
+    return error
+
+
+def _refusal(
+    status: int, body: bytes, headers: Mapping[str, str], *, model: str, url: str, key: str
+) -> EndpointError:
     detail = _error_detail(body)
     said = _quote(detail.message or "", key)
     kind = f"{detail.type or ''} {detail.code or ''}"
