@@ -23,6 +23,7 @@ from rlm_kernel.driver.protocol import TARGET
 from rlm_kernel.errors import RLMError
 from rlm_kernel.repl import Executed
 from rlm_kernel.repl.messages import CommDone, CommFromWorker, CommToWorker
+from rlm_kernel.session.cell_view import CellView
 from rlm_kernel.session.notebook import NotebookSession
 
 __all__ = ["RLMKernel"]
@@ -50,6 +51,8 @@ class RLMKernel(Kernel):
         self._count = 1
         self._history: list[str] = []
         self._parents: OrderedDict[int, Message] = OrderedDict()
+        self._views: dict[int, CellView] = {}
+        """Of the cells that are not over."""
         self._request: Message = {}
         self._idents: list[bytes] = []
         self._comms: dict[str, str] = {}
@@ -167,10 +170,12 @@ class RLMKernel(Kernel):
     ) -> dict[str, Any]:
         """Run a cell in the worker and answer with how it went."""
         request = self._request
+        view = CellView(lambda output: self._publish(output, request))
         if store_history and not silent:
             self._history.append(code)
         try:
-            executed = await (await self._session()).execute_request(
+            session = await self._session()
+            executed = await session.execute_request(
                 code,
                 silent=silent,
                 store_history=store_history,
@@ -178,11 +183,13 @@ class RLMKernel(Kernel):
                 allow_stdin=allow_stdin,
                 header=request["header"],
                 cell_id=cell_id or "",
-                on_start=lambda cell: self._remember(cell, request),
-                publish=lambda output: self._publish(output, request),
+                on_start=lambda cell: self._cell_begins(session, cell, request, view),
+                publish=view.output,
             )
         except Exception as error:  # without a reply the front end would wait for ever
             executed = self._not_executed(error, request)
+        finally:
+            self._cell_over(view)
         return self._reply(executed, store_history and not silent)
 
     def _not_executed(self, error: Exception, request: Message) -> Executed:
@@ -211,6 +218,22 @@ class RLMKernel(Kernel):
                 "traceback": error.traceback,
             }
         return reply
+
+    def _cell_begins(
+        self, session: NotebookSession, cell: int, request: Message, view: CellView
+    ) -> None:
+        self._remember(cell, request)
+        self._views[cell] = view
+        # Who sends no cell ids, such as a console, prints an update below what it updates.
+        if (request.get("metadata") or {}).get("cellId"):
+            session.progress.watch(cell, view)
+
+    def _cell_over(self, view: CellView) -> None:
+        """Leave no progress behind: after the idle that follows, a page takes no updates."""
+        assert self._session_ready is not None
+        for cell in [cell for cell, own in self._views.items() if own is view]:
+            del self._views[cell]
+            self._session_ready.result().progress.unwatch(cell)
 
     def _remember(self, cell: int, request: Message) -> None:
         self._parents[cell] = request
@@ -285,7 +308,10 @@ class RLMKernel(Kernel):
 
     def output(self, cell: int, output: Output) -> None:
         """Show *output* in the cell that the worker knows as *cell*."""
-        self._publish(output, self._parents.get(cell, self._request))
+        if cell in self._views:
+            self._views[cell].output(output)
+        else:
+            self._publish(output, self._parents.get(cell, self._request))
 
     async def get_input(self, cell: int, prompt: str, password: bool) -> str | None:
         """Ask the person at the front end. ``None`` where they send end of file."""
@@ -293,6 +319,8 @@ class RLMKernel(Kernel):
         socket = self.stdin_socket
         while await socket_ready(socket, 0):  # answers to questions that were given up
             socket.recv_multipart(zmq.NOBLOCK)
+        if cell in self._views:
+            self._views[cell].touched()
         content = {"prompt": prompt, "password": password}
         self.session.send(socket, "input_request", content, request, ident=self._idents)
         while True:

@@ -111,7 +111,7 @@ class Session:
         self._owner = owner
         self._person = Ledger(Budget(max_subcalls=None))
         self._ledger: Ledger | None = None
-        self.progress = Progress(self.front_end)
+        self.progress = Progress()
         self._restore = False
         self._stopping = False
         """The run was stopped: a turn that a front end is about to start is not to run."""
