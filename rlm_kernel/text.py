@@ -7,6 +7,7 @@ import re
 __all__ = [
     "CHARS_PER_TOKEN",
     "LEAST_CHARS_PER_TOKEN",
+    "cut_middle",
     "escape_surrogates",
     "estimated_tokens",
     "replace_surrogates",
@@ -41,6 +42,17 @@ def replace_surrogates(text: str) -> str:
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def cut_middle(text: str, most: int) -> str:
+    """*text*, or its head and tail in *most* characters with the length of what was cut."""
+    if len(text) <= most:
+        return text
+    # The mark has at most 41 characters beside the number's own.
+    kept = max(most - 41 - len(f"{len(text):,}"), 0)
+    head = kept - kept // 3
+    cut = f"\n[… {len(text) - kept:,} characters are left out here …]\n"
+    return text[:head] + cut + text[len(text) - (kept - head) :]
 
 
 def estimated_tokens(text: str) -> int:

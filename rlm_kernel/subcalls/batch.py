@@ -15,6 +15,7 @@ from rlm_kernel.errors import SubcallError, UsageError
 from rlm_kernel.prices import Price
 from rlm_kernel.subcalls.endpoint import Endpoint
 from rlm_kernel.subcalls.fair_queue import Lane
+from rlm_kernel.subcalls.tools import Toolbox
 from rlm_kernel.text import estimated_tokens
 
 __all__ = [
@@ -88,6 +89,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     spawn_child: SpawnChild | None = None
     """Of kind ``rlm``."""
 
+    toolbox: Toolbox | None = None
+    """Tools that the model may use, of kind ``llm``."""
+
     @property
     def sent_params(self) -> SubcallParams:
         """The parameters with the bound on output that the budget needs."""
@@ -101,6 +105,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind == "rlm":
             return Cost(subcalls=1)
         asked = estimated_tokens(prompt) + estimated_tokens(self.params.system or "")
+        if self.toolbox is not None:
+            asked += self.toolbox.tokens
         answered = self.params.max_tokens or OUTPUT_TOKENS
         money = self.price.of(asked, answered) if self.price is not None else 0.0
         return Cost(subcalls=1, tokens=asked + answered, cost=money)
@@ -113,6 +119,7 @@ class Call:
         "attempts",
         "batch",
         "call_id",
+        "earlier",
         "ended",
         "index",
         "lane",
@@ -138,6 +145,8 @@ class Call:
         self.reservation: Reservation | None = None
         self.spent: Usage | None = None
         """Counted by the server for attempts that failed."""
+        self.earlier: Usage | None = None
+        """Of the rounds of a call with tools that are over and booked."""
         self.task: asyncio.Task[None] | None = None
         """The worker that is at it."""
 

@@ -39,9 +39,10 @@ from rlm_kernel.subcalls.batch import (
     SpawnChild,
     check_params,
 )
-from rlm_kernel.subcalls.endpoint import Endpoint, EndpointError, Reply
+from rlm_kernel.subcalls.endpoint import Endpoint, EndpointError, Exchange, Reply
 from rlm_kernel.subcalls.fair_queue import Lane
 from rlm_kernel.subcalls.pool import Pool
+from rlm_kernel.subcalls.tools import Toolbox, ask_with_tools
 from rlm_kernel.text import estimated_tokens
 
 __all__ = ["Batch", "ChildOutcome", "Outcome", "Retry", "Scheduler"]
@@ -120,6 +121,7 @@ class Scheduler:
         resolve: Callable[[str | None], Endpoint],
         deliver: Deliver,
         spawn_child: SpawnChild | None = None,
+        toolbox: Toolbox | None = None,
     ) -> Batch:
         """Call a model for every prompt, or start a child run for each. Returns at once.
 
@@ -134,6 +136,8 @@ class Scheduler:
         spawn_child
             Starts a child run. Without it, and beyond the budget's depth, ``rlm`` calls are
             plain ones, and their events say so.
+        toolbox
+            Tools that the model of a plain call may use.
 
         Raises
         ------
@@ -159,6 +163,7 @@ class Scheduler:
             endpoint=endpoint,
             price=endpoint.price(model) if endpoint else None,
             spawn_child=spawn_child,
+            toolbox=toolbox,
         )
         batch = Batch(plan, len(prompts), deliver, self._cancel)
         lane = self._lane(plan.endpoint)
@@ -296,7 +301,10 @@ class Scheduler:
     async def _do(self, call: Call) -> None:
         plan = call.batch.plan
         if plan.endpoint is not None:
-            reply = await self._ask(call, plan.endpoint, plan.sent_params)
+            if plan.toolbox is None:
+                reply = await self._ask(call, plan.endpoint, plan.sent_params)
+            else:
+                reply = await ask_with_tools(call, plan.toolbox, self._ask, self._emit)
             if plan.price is None and not reply.usage.cost:
                 self._unpriced.add((plan.endpoint, plan.model))
             self._end(call, text=reply.text, usage=reply.usage, finish=reply.finish)
@@ -313,25 +321,36 @@ class Scheduler:
             child_run_id=child.run_id,
         )
 
-    async def _ask(self, call: Call, endpoint: Endpoint, params: SubcallParams) -> Reply:
+    async def _ask(
+        self,
+        call: Call,
+        endpoint: Endpoint,
+        params: SubcallParams,
+        exchanges: Sequence[Exchange] = (),
+    ) -> Reply:
         """Send the request, and again where it may help."""
+        toolbox, before = call.batch.plan.toolbox, call.attempts
         while True:
             call.attempts += 1
             try:
-                return await endpoint.complete(call.prompt, params)
+                if toolbox is None:
+                    return await endpoint.complete(call.prompt, params)
+                return await endpoint.complete(
+                    call.prompt, params, tools=toolbox.specs, exchanges=exchanges
+                )
             except EndpointError as error:
                 if error.usage is not None:
                     call.spent = error.usage + (call.spent or Usage())
-                wait = self._wait(call, error)
+                wait = self._wait(call.attempts - before, error)
             await asyncio.sleep(wait)
 
-    def _wait(self, call: Call, error: EndpointError) -> float:
-        """Seconds until the next attempt. Raises where there is none."""
+    def _wait(self, attempts: int, error: EndpointError) -> float:
+        """Seconds until the attempt after so many. Raises where there is none."""
         if not error.retryable:
             raise error
-        if call.attempts >= self._retry.attempts:
-            raise EndpointError(f"{error.reason} ({call.attempts} attempts)", finish=error.finish)
-        wait = self._retry.wait(call.attempts, error.retry_after)
+        if attempts >= self._retry.attempts:
+            raise EndpointError(f"{error.reason} ({attempts} attempts)", finish=error.finish)
+        wait = self._retry.wait(attempts, error.retry_after)
         if wait > self._retry.longest_s:
             raise EndpointError(f"{error.reason} (it asks to wait {wait:,.0f} s)")
         return wait
@@ -388,10 +407,11 @@ class Scheduler:
             return msgspec.structs.replace(usage, seconds=seconds)
         used = usage if call.spent is None else usage + call.spent
         used = used.priced(call.batch.plan.price)
-        used = msgspec.structs.replace(used, calls=min(call.attempts, 1), seconds=seconds)
+        calls = min(call.attempts, 1) if call.earlier is None else 0
+        used = msgspec.structs.replace(used, calls=calls, seconds=seconds)
         if call.reservation is not None:
             call.reservation.settle(used)
-        return used
+        return used if call.earlier is None else call.earlier + used
 
     def _forget(self, call: Call, reason: str) -> None:
         """End a call that left no event."""
@@ -462,7 +482,8 @@ def _timed_out(call: Call) -> str:
 
 def _estimate(call: Call) -> Usage | None:
     """What a request used whose reply was not waited for; its prompt at least was read."""
-    if not call.attempts or call.batch.plan.kind == "rlm":
+    # Without a reservation a tool is at work, and no request.
+    if not call.attempts or call.reservation is None or call.batch.plan.kind == "rlm":
         return None
     return Usage(input_tokens=estimated_tokens(call.prompt), estimated=True)
 
