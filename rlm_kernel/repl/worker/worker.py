@@ -23,7 +23,7 @@ from rlm_kernel.repl.worker.prompt import PromptHolder, from_memfd
 from rlm_kernel.repl.worker.requests import Requests
 from rlm_kernel.repl.worker.shell import make_shell
 from rlm_kernel.repl.worker.streams import Outlet, Streams
-from rlm_kernel.repl.worker.subcalls import SubRLM, make_aliases
+from rlm_kernel.repl.worker.subcalls import SubRLM, make_aliases, make_subtask
 from rlm_kernel.repl.worker.variables import Tracker
 
 __all__ = ["Worker"]
@@ -79,6 +79,7 @@ class Worker:
         offered = {
             "sub_RLM": sub,
             **make_aliases(sub),
+            "subtask": make_subtask(sub),
             "FINAL": self.book.FINAL,
             "FINAL_VAR": self.book.FINAL_VAR,
             "SUBMIT": self.book.SUBMIT,

@@ -1,0 +1,283 @@
+"""Asking the kernel, and asking once more where a reply was no value of its sub-task.
+
+What is asked is decided in generators, which do not wait: the same ones serve a cell that
+blocks and one that awaits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from rlm_kernel.cells import SubcallParams
+from rlm_kernel.errors import RLMError, SubcallError
+from rlm_kernel.repl.messages import (
+    CancelSubcalls,
+    JudgeSubcalls,
+    SendSubcalls,
+    SubcallResult,
+    Verdict,
+)
+from rlm_kernel.repl.worker.link import FrameTooLarge, Interrupted, LinkLost
+from rlm_kernel.repl.worker.requests import Requests
+from rlm_kernel.repl.worker.subcalls.forms import Form
+from rlm_kernel.repl.worker.subcalls.options import Order
+from rlm_kernel.repl.worker.subcalls.outcomes import Outcomes, Part, outcome_of, unfit
+from rlm_kernel.repl.worker.subcalls.prompts import in_parts
+from rlm_kernel.repl.worker.subcalls.replies import Unfit
+
+__all__ = ["Calls"]
+
+_VERDICTS = 10_000
+"""Verdicts in one message: with their reasons they must fit into a frame."""
+
+_HEAD = 500
+"""Characters of an unfit reply that the model is shown again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """One message to the kernel, and who takes its results."""
+
+    message: SendSubcalls
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class _Rejected:
+    """A reply that is no value."""
+
+    place: int
+    result: SubcallResult
+    reason: str
+
+
+_Steps = Generator[_Ask, None, None]
+
+
+class Calls:
+    """Makes the calls of one REPL.
+
+    Parameters
+    ----------
+    requests
+        How the kernel is asked.
+    """
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+
+    def run(self, prompts: list[str], order: Order, outcomes: Outcomes) -> None:
+        """Ask all *prompts* and wait; *outcomes* has what came, at any time.
+
+        Raises
+        ------
+        RLMError
+            The kernel refused it before anything was sent.
+        """
+        steps = self._steps(prompts, order, outcomes)
+        with suppress(StopIteration):
+            ask = next(steps)
+            while True:
+                try:
+                    self._wait(ask)
+                except RLMError as error:
+                    ask = steps.throw(error)
+                else:
+                    ask = next(steps)
+
+    async def run_async(self, prompts: list[str], order: Order, outcomes: Outcomes) -> None:
+        """As `run`, without blocking the event loop."""
+        steps = self._steps(prompts, order, outcomes)
+        with suppress(StopIteration):
+            ask = next(steps)
+            while True:
+                try:
+                    await self._wait_async(ask)
+                except RLMError as error:
+                    ask = steps.throw(error)
+                else:
+                    ask = next(steps)
+
+    # --- waiting ------------------------------------------------------------------------------
+
+    def _wait(self, ask: _Ask) -> None:
+        with self._asking(ask):
+            self._requests.link.ask(ask.message, ask.part.accept)
+
+    async def _wait_async(self, ask: _Ask) -> None:
+        with self._asking(ask):
+            await self._requests.link.ask_async(ask.message, ask.part.accept)
+
+    @contextmanager
+    def _asking(self, ask: _Ask) -> Iterator[None]:
+        self._requests.streams.flush()
+        try:
+            with self._requests.waiting():
+                yield
+        except FrameTooLarge as error:
+            ask.part.fail(str(error))
+        except LinkLost as error:
+            raise SubcallError(str(error)) from None
+        except Interrupted as error:
+            self._cancel(ask.message)
+            raise SubcallError(str(error)) from None
+        except BaseException:
+            self._cancel(ask.message)
+            raise
+        ask.part.finish()
+
+    def _cancel(self, message: SendSubcalls) -> None:
+        # A second interrupt here is the same wish as the first, which is already on its way up.
+        with suppress(KeyboardInterrupt):
+            self._requests.link.send(CancelSubcalls(id=message.id))
+
+    # --- what is asked ------------------------------------------------------------------------
+
+    def _steps(self, prompts: list[str], order: Order, outcomes: Outcomes) -> _Steps:
+        places = range(len(prompts))
+        results = yield from self._ask_all(places, prompts, order, outcomes)
+        form = order.form
+        if not form.typed:
+            for place, result in enumerate(results):
+                outcomes.settle(place, outcome_of(result, form))
+            return
+        rejected = self._judge(places, results, outcomes)
+        if rejected:
+            yield from self._ask_again(rejected, prompts, order, outcomes)
+
+    def _ask_all(
+        self,
+        places: Sequence[int],
+        prompts: list[str],
+        order: Order,
+        outcomes: Outcomes,
+        retry_of: Sequence[str] = (),
+    ) -> Generator[_Ask, None, list[SubcallResult]]:
+        """The results of *prompts*, which stand at *places* of the batch."""
+        results: list[SubcallResult] = []
+        for some in in_parts(prompts):
+            here = slice(len(results), len(results) + len(some))
+            part = outcomes.begin(places[here])
+            try:
+                yield _Ask(self._message(some, order, list(retry_of[here])), part)
+            except RLMError as error:
+                if not results:
+                    raise
+                # What there is must not be lost; nor will the kernel take what is left.
+                rest = outcomes.begin(places[here.start :])
+                rest.fail(str(error))
+                part = rest
+            results += cast("list[SubcallResult]", part.results)
+            if len(results) == len(prompts):
+                break
+        return results
+
+    def _message(self, prompts: list[str], order: Order, retry_of: list[str]) -> SendSubcalls:
+        requests = self._requests
+        return SendSubcalls(
+            id=requests.link.next_id(),
+            cell=requests.outlet.cell,
+            kind=order.kind,
+            prompts=prompts,
+            params=order.params,
+            retry_of=retry_of,
+        )
+
+    def _judge(
+        self, places: Sequence[int], results: list[SubcallResult], outcomes: Outcomes
+    ) -> list[_Rejected]:
+        """Settle the outcomes whose reply is a value, tell the kernel, and return the others."""
+        form = outcomes.form
+        try:
+            judged = [_judged(place, result, form) for place, result in _pairs(places, results)]
+        except Exception:
+            # A defect of the check, which is raised; the replies stay, as they are.
+            outcomes.form = Form(task=form.task)
+            raise
+        verdicts: list[Verdict] = []
+        rejected: list[_Rejected] = []
+        for (place, result), found in zip(_pairs(places, results), judged, strict=True):
+            if isinstance(found, _Rejected):
+                rejected.append(found)
+            else:
+                outcomes.settle(place, found)
+            if result.error is None and result.call_id:
+                reason = found.reason if isinstance(found, _Rejected) else ""
+                verdicts.append(Verdict(call_id=result.call_id, ok=not reason, reason=reason))
+        for start in range(0, len(verdicts), _VERDICTS):
+            some = verdicts[start : start + _VERDICTS]
+            self._requests.link.send(JudgeSubcalls(task=form.task or "", verdicts=some))
+        return rejected
+
+    def _ask_again(
+        self, rejected: list[_Rejected], prompts: list[str], order: Order, outcomes: Outcomes
+    ) -> _Steps:
+        """Once, all that were rejected together."""
+        form = order.form
+        places = [one.place for one in rejected]
+        retry_of = [one.result.call_id for one in rejected]
+        again = [_with_reason(prompts[one.place], one, form) for one in rejected]
+        if order.kind == "rlm":
+            # The prompt of a child run is its P: the reason goes into what is asked about it.
+            again = [prompts[one.place] for one in rejected]
+            order = Order(order.kind, _query_with_reason(order.params, rejected), form)
+        try:
+            results = yield from self._ask_all(places, again, order, outcomes, retry_of)
+        except RLMError as error:
+            for one in rejected:
+                outcomes.settle(
+                    one.place, _given_up(one, form, f"and it was not asked again: {error}")
+                )
+            return
+        still = {one.place: one for one in self._judge(places, results, outcomes)}
+        for first, result in zip(rejected, results, strict=True):
+            if result.error is not None:
+                why = f"and the call failed when it was asked again: {result.error.reason}"
+                outcomes.settle(first.place, _given_up(first, form, why))
+            elif first.place in still:
+                last = still[first.place]
+                outcomes.settle(first.place, _given_up(last, form, "also when it was asked again"))
+
+
+def _pairs(
+    places: Sequence[int], results: list[SubcallResult]
+) -> Iterator[tuple[int, SubcallResult]]:
+    return zip(places, results, strict=True)
+
+
+def _judged(place: int, result: SubcallResult, form: Form) -> Any:
+    if result.error is not None:
+        return SubcallError(result.error.reason)
+    try:
+        return form.value(result.text)
+    except Unfit as why:
+        return _Rejected(place, result, str(why))
+
+
+def _given_up(rejected: _Rejected, form: Form, why: str) -> SubcallError:
+    return unfit(form, rejected.reason, rejected.result.text, again=f", {why}")
+
+
+def _with_reason(prompt: str, rejected: _Rejected, form: Form) -> str:
+    """*prompt* once more; what is new stands at its end, so that the beginning stays cached."""
+    text = rejected.result.text
+    head = text[:_HEAD] + " …" * (len(text) > _HEAD)
+    return (
+        f"{prompt}\n\nA reply to this was not accepted: it {rejected.reason}. The reply was:\n"
+        f"{head}\n\n{_wish(form)}"
+    )
+
+
+def _query_with_reason(params: SubcallParams, rejected: list[_Rejected]) -> SubcallParams:
+    reasons = "; or ".join(dict.fromkeys(f"it {one.reason}" for one in rejected[:3]))
+    query = f"{params.query or ''}\n\nAn earlier answer was not accepted: {reasons}."
+    return msgspec.structs.replace(params, query=query.strip())
+
+
+def _wish(form: Form) -> str:
+    return f"Reply with {form.told}" if form.told else "Give a reply for which that does not hold."
