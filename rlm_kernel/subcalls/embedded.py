@@ -31,6 +31,7 @@ from rlm_kernel.prices import Price
 from rlm_kernel.subcalls.endpoint import Exchange, Reply, ToolSpec
 from rlm_kernel.subcalls.model_file import Progress, ensure_model, model_path
 from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+from rlm_kernel.subcalls.server_kind import ServerFacts
 
 __all__ = [
     "CONTEXT",
@@ -115,7 +116,8 @@ class EmbeddedEndpoint:
             await self._http.close()
         self._server = await embedded_server(self._progress)
         spec = EndpointSpec(kind="openai", model=EMBEDDED_MODEL, base_url=self._server.base_url)
-        self._http = OpenAIEndpoint(spec, self._server.api_key, slots=SLOTS, stream=True)
+        facts = ServerFacts(kind="llamacpp", contexts={EMBEDDED_MODEL: CONTEXT}, any_model=True)
+        self._http = OpenAIEndpoint(spec, self._server.api_key, slots=SLOTS, facts=facts)
         return self._http
 
 

@@ -1,8 +1,4 @@
-"""Any OpenAI-compatible server, over HTTP as lean as it gets.
-
-aiohttp with pre-encoded bodies and typed decoding costs about 0.15 ms of CPU
-a call, the openai client over 2 ms: with thousands of calls from one cell
-this is the difference between a busy server and a busy kernel.
+"""Any OpenAI-compatible server as an endpoint.
 
 A call is one request for one completion, which is not streamed: most servers
 stop generating when the client goes away in either case. llama.cpp does so
@@ -13,35 +9,27 @@ apart).
 from __future__ import annotations
 
 import asyncio
-import errno
-import importlib
-import ssl
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import OPENAI_URL, EndpointSpec
 from rlm_kernel.prices import Price, prices_from
-from rlm_kernel.subcalls import wire
-from rlm_kernel.subcalls.endpoint import EndpointError, Exchange, Reply, ToolSpec
-from rlm_kernel.subcalls.sse import EventReader
-
-if TYPE_CHECKING:
-    import aiohttp
+from rlm_kernel.subcalls.connection import Connection, UnreachableError
+from rlm_kernel.subcalls.context import TEMPLATE, ContextCheck
+from rlm_kernel.subcalls.endpoint import Exchange, Reply, ToolSpec
+from rlm_kernel.subcalls.refusals import Refused, refusal
+from rlm_kernel.subcalls.replies import StreamedReply, decoded, reply_of
+from rlm_kernel.subcalls.server_kind import Capacity, ServerFacts, capacity_of, probe
+from rlm_kernel.subcalls.structured import ServerKind
+from rlm_kernel.subcalls.wire import RequestForm
 
 __all__ = ["OpenAIEndpoint"]
 
-KEEPALIVE_S = 3.0
-"""vLLM closes idle connections after 5 s; reusing one at that moment fails."""
+PROBES = 3
+"""Failures of the list of models after which a server is taken as it is."""
 
-CONNECT_S = 30.0
-PROBE_S = 5.0
-MAX_BODY = 64 << 20
-"""Bytes of one reply."""
-
-_CUT = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED})
+FORMS = 32
+"""Forms of requests that are kept encoded."""
 
 
 class OpenAIEndpoint:
@@ -56,7 +44,9 @@ class OpenAIEndpoint:
     slots
         Requests that the server works on at once, where known.
     stream
-        Whether to stream. ``None`` asks the server what it is, before the first call.
+        Whether to stream. ``None`` leaves it to what the server is.
+    facts
+        What the server is. ``None`` asks it, before the first call.
     prices
         By model; ``None`` takes those of the environment.
     """
@@ -68,25 +58,56 @@ class OpenAIEndpoint:
         *,
         slots: int | None = None,
         stream: bool | None = None,
+        facts: ServerFacts | None = None,
         prices: Mapping[str, Price] | None = None,
     ) -> None:
         self.spec = str(spec)
         self.model = spec.model
+        self.url = spec.base_url
         self.slots = slots
         self.on_room: Callable[[], None] | None = None
         self._prices = prices_from() if prices is None else prices
-        self.url = self._url = spec.base_url
-        self._key = api_key
-        self._hosted = spec.base_url == OPENAI_URL
-        self._stream = False if self._hosted else stream
-        self._context: int | None = None
-        self._session: aiohttp.ClientSession | None = None
-        self._opening: asyncio.Task[aiohttp.ClientSession] | None = None
-        self._probing: asyncio.Task[bool] | None = None
+        self._connection = Connection(spec.base_url, api_key)
+        self._chat = f"{spec.base_url}/chat/completions"
+        self._stream = stream
+        if facts is None and spec.base_url == OPENAI_URL:
+            facts = ServerFacts(kind="openai")
+        self._given = facts is not None
+        self._facts = facts
+        self._check: ContextCheck | None = None
+        self._probing: asyncio.Task[ServerFacts | None] | None = None
+        self._failed_probes = 0
+        self._forms: dict[tuple[int, str], RequestForm] = {}
 
     def price(self, model: str) -> Price | None:
         """See `Endpoint.price`."""
         return self._prices.get(model)
+
+    @property
+    def kind(self) -> ServerKind | None:
+        """What the server is; ``None`` before it was asked, which `facts` does."""
+        return self._facts.kind if self._facts else None
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of prompt and reply of its model; ``None`` before the server was asked, and
+        where it does not say."""
+        return self._facts.context(self.model) if self._facts else None
+
+    async def facts(self) -> ServerFacts:
+        """What the server says that it is; asked once. A server that is not there says nothing."""
+        return self._facts or await self._learn()
+
+    async def capacity(self) -> Capacity | None:
+        """How much the server can do and does right now, asked each time.
+
+        ``None`` where it does not say, or not within 2 s. Never raises `EndpointError`.
+        """
+        return await capacity_of(self._connection, (await self.facts()).kind)
+
+    async def context_limit(self) -> int | None:
+        """See `Endpoint.context_limit`."""
+        return (await self.facts()).context(self.model)
 
     async def complete(
         self,
@@ -96,239 +117,119 @@ class OpenAIEndpoint:
         tools: Sequence[ToolSpec] = (),
         exchanges: Sequence[Exchange] = (),
     ) -> Reply:
-        """See `Endpoint.complete`."""
-        session = self._session or await self._open()
-        stream = self._stream
-        if stream is None:
-            stream = await self._is_llama_cpp()
+        """See `Endpoint.complete`.
+
+        A prompt that the context cannot take is refused before it is sent; a bound on the reply
+        that the context has no room for is lowered to what is left.
+        """
+        facts = self._facts or await self._learn()
         model = params.model or self.model
-        body = wire.encode_request(
-            prompt, params, model=model, stream=stream, new_names=self._hosted
+        form = self._form(params, model, facts, tools, exchanges)
+        context = facts.context(model)
+        # At most 4 bytes a character, and a token for each: what this lets through does fit.
+        most = 4 * len(prompt) + form.size + TEMPLATE + (form.max_tokens or 0)
+        if context is not None and most > context:
+            check = self._check = self._check or ContextCheck(self._connection, facts.kind)
+            form = await check.fitting(prompt, form, model=model, context=context)
+        request = Refused(
+            model=model,
+            url=self.url,
+            chars=len(prompt),
+            reply_tokens=form.max_tokens or 0,
+            tools=bool(tools),
         )
         try:
-            response = await session.post(
-                self._url + "/chat/completions", data=body, allow_redirects=False
-            )
-            try:
-                if response.status != 200:
-                    raise self._refusal(response, await _read(response), model)
-                if stream and response.content_type == "text/event-stream":
-                    return self._reply(await _collect(response), prompt)
-                return self._reply(_decode(await _read(response), self._url), prompt)
-            except BaseException:
-                # Releasing would keep reading a reply that nobody wants; closing cancels it.
-                response.close()
-                raise
-            finally:
-                # The end of the stream may come after [DONE]; without this the connection would
-                # stay open for as long as the garbage collector likes.
-                response.release()
-        except (OSError, TimeoutError) as error:
-            raise self._unreachable(error) from None
-        except Exception as error:
-            if transport := self._transport_error(error):
-                raise transport from None
+            return await self._ask(prompt, form, request)
+        except UnreachableError:
+            self._forget_facts()
             raise
-
-    async def context_limit(self) -> int | None:
-        """See `Endpoint.context_limit`."""
-        if self._context is None:
-            await self._is_llama_cpp()
-        return self._context
 
     async def close(self) -> None:
         """See `Endpoint.close`."""
-        for task in (self._opening, self._probing):
-            if task is not None and not task.done():
-                task.cancel()
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        if self._probing is not None and not self._probing.done():
+            self._probing.cancel()
+        await self._connection.close()
 
-    # --- session ------------------------------------------------------------------------------
+    # --- a call -------------------------------------------------------------------------------
 
-    async def _open(self) -> aiohttp.ClientSession:
-        # One task for all calls that come meanwhile; shielded, so that the first may be cancelled.
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._make_session())
-        return await asyncio.shield(self._opening)
+    def _form(
+        self,
+        params: SubcallParams,
+        model: str,
+        facts: ServerFacts,
+        tools: Sequence[ToolSpec],
+        exchanges: Sequence[Exchange],
+    ) -> RequestForm:
+        """All of the request but the prompt; the calls of a batch share it."""
+        stream = facts.kind == "llamacpp" if self._stream is None else self._stream
+        if tools or exchanges:
+            return RequestForm(
+                params,
+                model=model,
+                kind=facts.kind,
+                stream=stream,
+                tools=tools,
+                exchanges=exchanges,
+            )
+        key = (id(params), facts.kind)
+        form = self._forms.get(key)
+        if form is None or form.params is not params:
+            if len(self._forms) >= FORMS:
+                self._forms.clear()
+            form = RequestForm(params, model=model, kind=facts.kind, stream=stream)
+            self._forms[key] = form  # it holds *params*, so that their id stays theirs
+        return form
 
-    async def _make_session(self) -> aiohttp.ClientSession:
-        # In a thread: the first import takes half a second, and the kernel has more to do.
-        await asyncio.to_thread(importlib.import_module, "aiohttp")
-        import aiohttp
-
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if self._key != "none":
-            headers["Authorization"] = f"Bearer {self._key}"
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-            headers=headers,
-            cookie_jar=aiohttp.DummyCookieJar(),
+    async def _ask(self, prompt: str, form: RequestForm, request: Refused) -> Reply:
+        connection = self._connection
+        stream = StreamedReply(connection) if form.stream else None
+        answer = await connection.post(self._chat, form.encode(prompt), stream)
+        if answer.status != 200:
+            raise refusal(
+                answer.status,
+                answer.body,
+                answer.headers,
+                request=request,
+                redact=connection.redact,
+            )
+        if stream is not None and answer.streamed:
+            completion, first = stream.whole(), stream.first_token_s
+        else:
+            completion, first = decoded(answer.body, self.url), None
+        return reply_of(
+            completion,
+            prompt=prompt,
+            form=form,
+            request=request,
+            redact=connection.redact,
+            first_token_s=first,
         )
-        return self._session
 
-    # --- what the server is ---------------------------------------------------------------------
+    # --- what the server is -------------------------------------------------------------------
 
-    async def _is_llama_cpp(self) -> bool:
-        # Of all that wait for one probe, the first to go on clears the field: each keeps the task.
+    async def _learn(self) -> ServerFacts:
+        """The server's facts, by one probe for all that wait."""
+        # Of all that wait, the first to go on clears the field: each keeps the task.
         probing = self._probing = self._probing or asyncio.create_task(self._probe())
         try:
-            return await asyncio.shield(probing)
+            return await asyncio.shield(probing) or ServerFacts()
         finally:
-            if self._probing is probing and probing.done() and self._stream is None:
+            if self._probing is probing and probing.done() and self._facts is None:
                 self._probing = None  # the server was not there: ask again with the next call
 
-    async def _probe(self) -> bool:
-        """Read ``/v1/models``. A server that answers anything else is an ordinary one."""
-        import aiohttp
-
-        session = self._session or await self._open()
-        timeout = aiohttp.ClientTimeout(total=PROBE_S)
-        cards: list[wire.ModelCard] = []
+    async def _probe(self) -> ServerFacts | None:
         try:
-            async with session.get(
-                self._url + "/models", timeout=timeout, allow_redirects=False
-            ) as response:
-                cards = wire.decode_models(await _read(response)).data
-        except aiohttp.ClientConnectionError:
-            return False
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, EndpointError):
-            pass
-        card = next((c for c in cards if c.id == self.model), cards[0] if len(cards) == 1 else None)
-        self._context = card.context if card else None
-        if self._stream is None:
-            self._stream = any(c.owned_by == "llamacpp" for c in cards)
-        return self._stream
+            facts = await probe(self._connection)
+        except UnreachableError:
+            return None
+        if facts is None:
+            self._failed_probes += 1
+            facts = ServerFacts() if self._failed_probes >= PROBES else None
+        self._facts = facts
+        return facts
 
-    # --- replies and errors -----------------------------------------------------------------------
-
-    def _reply(self, completion: wire.Completion, prompt: str) -> Reply:
-        if completion.error is not None:
-            raise self._error_in_reply(completion.error)
-        usage = wire.usage_of(completion.usage)
-        if not completion.choices:
-            raise EndpointError(
-                f"the server at {self._url} sent a completion without choices: check that it "
-                "speaks the OpenAI chat protocol",
-                usage=usage,
-                status=200,
-            )
-        choice = completion.choices[0]
-        text, finish = choice.message.content or "", choice.finish_reason or ""
-        if finish == "abort":
-            raise EndpointError(
-                f"the server at {self._url} aborted the completion: try again later",
-                retryable=True,
-                usage=usage,
-                finish=finish,
-                status=200,
-            )
-        if not text:
-            raise EndpointError(_why_empty(choice), usage=usage, finish=finish, status=200)
-        return Reply(text=text, usage=usage or wire.estimated_usage(prompt, text), finish=finish)
-
-    def _error_in_reply(self, error: wire.ErrorDetail | str) -> EndpointError:
-        """The error in a reply whose status was 200: the engine failed after it was sent."""
-        code = error.code if isinstance(error, wire.ErrorDetail) else None
-        status = code if isinstance(code, int) and 400 <= code < 600 else 500
-        body = msgspec.json.encode({"error": error})
-        return wire.refusal(status, body, {}, model=self.model, url=self._url, key=self._key)
-
-    def _refusal(self, response: aiohttp.ClientResponse, body: bytes, model: str) -> EndpointError:
-        return wire.refusal(
-            response.status, body, response.headers, model=model, url=self._url, key=self._key
-        )
-
-    def _unreachable(self, error: OSError) -> EndpointError:
-        if isinstance(error, TimeoutError):
-            why = "did not accept a connection in time"
-        elif error.errno == errno.ECONNREFUSED:
-            why = "refuses connections"
-        elif isinstance(error, ConnectionError) or error.errno in _CUT:
-            return self._cut()
-        else:
-            why = f"cannot be reached ({error.strerror or type(error).__name__})"
-        return EndpointError(
-            f"the server at {self._url} {why}: check that it runs and that the URL is right",
-            retryable=not isinstance(error, ssl.SSLError),
-        )
-
-    def _cut(self) -> EndpointError:
-        return EndpointError(
-            f"the server at {self._url} cut the connection before its reply was whole: try again",
-            retryable=True,
-        )
-
-    def _transport_error(self, error: Exception) -> EndpointError | None:
-        """What an error of aiohttp means; ``None`` where *error* is none."""
-        import aiohttp
-
-        if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
-            return self._cut()
-        if isinstance(error, aiohttp.InvalidURL):
-            return EndpointError(f"{self._url!r} is no URL that can be asked: check the spec")
-        if isinstance(error, aiohttp.ClientError):
-            return EndpointError(
-                f"what the server at {self._url} sent is no HTTP reply "
-                f"({type(error).__name__}): check the URL of the spec"
-            )
-        return None
-
-
-def _why_empty(choice: wire.Choice) -> str:
-    finish = choice.finish_reason or "not given"
-    if choice.finish_reason == "content_filter" or choice.message.refusal:
-        return f"the model refused to answer (finish reason: {finish}): change the prompt"
-    if choice.message.reasoning or choice.message.reasoning_content:
-        return f"the model reasoned but gave no answer (finish reason: {finish}): raise max_tokens"
-    return (
-        f"the model gave an empty completion (finish reason: {finish}): "
-        "change the prompt, or raise max_tokens"
-    )
-
-
-def _decode(body: bytes, url: str) -> wire.Completion:
-    try:
-        return wire.decode_completion(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        what = "a web page" if body.lstrip()[:1] == b"<" else "something else than a completion"
-        raise EndpointError(
-            f"the server at {url} sent {what}: check that it speaks the OpenAI chat protocol",
-            retryable=True,
-            status=200,
-        ) from None
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body, up to `MAX_BODY` bytes."""
-    length = response.content_length
-    if length is not None and length <= MAX_BODY and "Content-Encoding" not in response.headers:
-        return await response.read()
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > MAX_BODY:
-            raise EndpointError(
-                f"the reply of {response.url} is longer than {MAX_BODY >> 20} MiB: set max_tokens",
-                status=200,
-            )
-    return bytes(body)
-
-
-async def _collect(response: aiohttp.ClientResponse) -> wire.Completion:
-    """A streamed completion, put together."""
-    url = str(response.url)
-    reader = EventReader(MAX_BODY)
-    stream = wire.StreamedCompletion()
-    async for chunk in response.content.iter_any():
-        for data in reader.feed(chunk):
-            if data == b"[DONE]":
-                return stream.whole()
-            stream.add(_decode(data, url))
-    if not stream.finished:
-        raise EndpointError(
-            f"the server at {url} ended its stream in the middle: try again", retryable=True
-        )
-    return stream.whole()
+    def _forget_facts(self) -> None:
+        """What comes back at this URL may be another server."""
+        if self._given or (self._probing is not None and not self._probing.done()):
+            return
+        self._facts = self._check = self._probing = None

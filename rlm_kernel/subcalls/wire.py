@@ -1,4 +1,4 @@
-"""What OpenAI-compatible servers are sent and send, as types; their errors as sentences.
+"""What OpenAI-compatible servers are sent and send, as types.
 
 Source: the chat completions of OpenAI's API, as vLLM and llama.cpp serve it.
 Fields that are not read are not declared.
@@ -6,10 +6,7 @@ Fields that are not read are not declared.
 
 from __future__ import annotations
 
-import datetime
-import email.utils
-import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -17,22 +14,19 @@ from msgspec import Meta
 
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Usage, named_cost
-from rlm_kernel.subcalls.endpoint import EndpointError
+from rlm_kernel.subcalls.endpoint import Exchange, ToolSpec
+from rlm_kernel.subcalls.refusals import ErrorDetail
+from rlm_kernel.subcalls.structured import ServerKind, TypedForm, typed_form
+from rlm_kernel.subcalls.tool_wire import Message, ToolAsked, ToolOffer, offers, rounds
 from rlm_kernel.text import estimated_tokens, replace_surrogates
 
 __all__ = [
     "Choice",
     "Completion",
-    "ErrorDetail",
-    "ModelCard",
-    "ModelList",
+    "RequestForm",
     "StreamedCompletion",
     "decode_completion",
-    "decode_models",
-    "encode_request",
     "estimated_usage",
-    "refusal",
-    "retry_after",
     "usage_of",
 ]
 
@@ -42,57 +36,135 @@ Count = Annotated[int, Meta(ge=0)]
 # --- requests ---------------------------------------------------------------------------------
 
 
-class _Message(msgspec.Struct, frozen=True):
-    role: str
-    content: str
-
-
 class _StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool = True
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str
-    messages: list[_Message]
+    messages: list[Message]
     temperature: float | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stop: list[str] | None = None
     seed: int | None = None
+    tools: list[ToolOffer] = []
+    response_format: msgspec.Raw | None = None
+    structured_outputs: msgspec.Raw | None = None
+    grammar: str | None = None
     stream: bool = False
     stream_options: _StreamOptions | None = None
 
 
 _ENCODER = msgspec.json.Encoder()
+_GAP = b"\0"
+"""Stands for the prompt; no JSON text holds this byte."""
 
 
-def encode_request(
-    prompt: str, params: SubcallParams, *, model: str, stream: bool, new_names: bool
-) -> bytes:
-    """Body of a chat request for one completion of *prompt*.
+class RequestForm:
+    """All of a chat request but its prompt, encoded once for all calls that share it.
 
-    *new_names* writes ``max_completion_tokens``: OpenAI's reasoning models refuse the older
-    name, which in turn is the only one that some other servers know.
+    Parameters
+    ----------
+    params, model, kind, stream
+        As they are sent: names of fields depend on the *kind* of server.
+    tools, exchanges
+        See `Endpoint.complete`.
+
+    Raises
+    ------
+    EndpointError
+        Choices, schema or tools are none that can be sent.
     """
-    messages = [] if params.system is None else [_Message("system", params.system)]
-    messages.append(_Message("user", prompt))
-    request = _Request(
-        model=model,
-        messages=messages,
-        temperature=params.temperature,
-        max_tokens=None if new_names else params.max_tokens,
-        max_completion_tokens=params.max_tokens if new_names else None,
-        stop=params.stop or None,
-        seed=params.seed,
-        stream=stream,
-        stream_options=_StreamOptions(include_usage=True) if stream else None,
-    )
+
+    __slots__ = ("_head", "_messages", "_request", "_tail", "params", "size", "typed")
+
+    def __init__(
+        self,
+        params: SubcallParams,
+        *,
+        model: str,
+        kind: ServerKind,
+        stream: bool,
+        tools: Sequence[ToolSpec] = (),
+        exchanges: Sequence[Exchange] = (),
+    ) -> None:
+        self.params = params
+        self.typed = typed = typed_form(params, kind, tools=bool(tools))
+        system = _system_text(params.system, typed)
+        self._messages = [] if system is None else [Message("system", replace_surrogates(system))]
+        self._messages += [Message("user", msgspec.Raw(_GAP)), *rounds(exchanges)]
+        # OpenAI's reasoning models refuse the older name of the limit, which in turn is the only
+        # one that some other servers know.
+        new_names = kind == "openai"
+        self._request = _Request(
+            model=model,
+            messages=self._messages,
+            temperature=params.temperature,
+            max_tokens=None if new_names else params.max_tokens,
+            max_completion_tokens=params.max_tokens if new_names else None,
+            stop=[replace_surrogates(text) for text in params.stop or ()] or None,
+            seed=params.seed,
+            tools=offers(tools),
+            response_format=typed.response_format if typed else None,
+            structured_outputs=typed.structured_outputs if typed else None,
+            grammar=typed.grammar if typed else None,
+            stream=stream,
+            stream_options=_StreamOptions(include_usage=True) if stream else None,
+        )
+        self._head, self._tail = _ENCODER.encode(self._request).split(_GAP)
+        self.size = len(self._head) + len(self._tail)
+        """Bytes without the prompt; the model is shown about as many."""
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Tokens that the reply may have."""
+        return self._request.max_tokens or self._request.max_completion_tokens
+
+    def encode(self, prompt: str) -> bytes:
+        """Body of the request for one completion of *prompt*."""
+        return self._head + _encoded_text(prompt) + self._tail
+
+    def limited(self, max_tokens: int) -> RequestForm:
+        """This, with another bound on the reply."""
+        form = object.__new__(RequestForm)
+        form.params, form.typed, form._messages = self.params, self.typed, self._messages
+        name = "max_tokens" if self._request.max_tokens else "max_completion_tokens"
+        form._request = msgspec.structs.replace(self._request, **{name: max_tokens})
+        form._head, form._tail = _ENCODER.encode(form._request).split(_GAP)
+        form.size = len(form._head) + len(form._tail)
+        return form
+
+    def conversation(self, prompt: str) -> list[Message]:
+        """The messages that the model is shown."""
+        text = msgspec.Raw(_encoded_text(prompt))
+        return [
+            Message("user", text) if isinstance(message.content, msgspec.Raw) else message
+            for message in self._messages
+        ]
+
+    @property
+    def stream(self) -> bool:
+        return self._request.stream
+
+    @property
+    def offered(self) -> list[ToolOffer]:
+        return self._request.tools
+
+
+def _system_text(system: str | None, typed: TypedForm | None) -> str | None:
+    # In the system message it is part of the prefix that all calls share.
+    if typed is None:
+        return system
+    return f"{system}\n\n{typed.instruction}" if system else typed.instruction
+
+
+def _encoded_text(text: str) -> bytes:
     try:
-        return _ENCODER.encode(request)
+        return _ENCODER.encode(text)
     except UnicodeEncodeError:
         # A prompt with lone surrogates is no Unicode text and servers refuse it whole.
-        clean = [_Message(m.role, replace_surrogates(m.content)) for m in messages]
-        return _ENCODER.encode(msgspec.structs.replace(request, messages=clean))
+        return _ENCODER.encode(replace_surrogates(text))
 
 
 # --- replies ----------------------------------------------------------------------------------
@@ -115,6 +187,7 @@ class _Text(msgspec.Struct, frozen=True):
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
+    tool_calls: list[ToolAsked] | None = None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -125,16 +198,6 @@ class Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
 
-class ErrorDetail(msgspec.Struct, frozen=True):
-    """The ``error`` object of a reply."""
-
-    message: str | None = None
-    type: str | None = None
-    code: Any = None
-    n_prompt_tokens: Count | None = None
-    n_ctx: Count | None = None
-
-
 class Completion(msgspec.Struct, frozen=True):
     """A completion, or one chunk of a streamed one, or an error with status 200."""
 
@@ -143,35 +206,7 @@ class Completion(msgspec.Struct, frozen=True):
     error: ErrorDetail | str | None = None
 
 
-class _ModelMeta(msgspec.Struct, frozen=True):
-    n_ctx: Count | None = None
-
-
-class ModelCard(msgspec.Struct, frozen=True):
-    """One entry of ``/v1/models``."""
-
-    id: str = ""
-    owned_by: str | None = None
-    max_model_len: Count | None = None
-    context_length: Count | None = None
-    context_window: Count | None = None
-    meta: _ModelMeta | None = None
-
-    @property
-    def context(self) -> int | None:
-        """Context in tokens, under the name that vLLM, llama.cpp or a hosted API gives it."""
-        in_meta = self.meta.n_ctx if self.meta else None
-        return self.max_model_len or in_meta or self.context_length or self.context_window
-
-
-class ModelList(msgspec.Struct, frozen=True):
-    """The reply of ``/v1/models``."""
-
-    data: list[ModelCard] = []
-
-
 decode_completion = msgspec.json.Decoder(Completion).decode
-decode_models = msgspec.json.Decoder(ModelList).decode
 
 
 class StreamedCompletion:
@@ -179,10 +214,17 @@ class StreamedCompletion:
 
     def __init__(self) -> None:
         self._text: list[str] = []
+        self._asked: list[ToolAsked] = []
         self._reasoning = ""
+        self._refusal = ""
         self._finish: str | None = None
         self._usage: _Usage | None = None
         self._error: ErrorDetail | str | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the model has said anything."""
+        return bool(self._text or self._asked or self._reasoning)
 
     @property
     def finished(self) -> bool:
@@ -194,13 +236,22 @@ class StreamedCompletion:
         self._error = chunk.error or self._error
         for choice in chunk.choices or ():
             delta = choice.delta
-            self._text.append(delta.content or "")
+            if delta.content:
+                self._text.append(delta.content)
+            if delta.tool_calls:
+                self._asked += delta.tool_calls
             self._reasoning = delta.reasoning or delta.reasoning_content or self._reasoning
+            self._refusal = delta.refusal or self._refusal
             self._finish = choice.finish_reason or self._finish
 
     def whole(self) -> Completion:
         """The completion as if it had not been streamed."""
-        message = _Text(content="".join(self._text), reasoning=self._reasoning)
+        message = _Text(
+            content="".join(self._text),
+            reasoning=self._reasoning,
+            refusal=self._refusal,
+            tool_calls=self._asked,
+        )
         choices = [Choice(message=message, finish_reason=self._finish)]
         return Completion(choices=choices, usage=self._usage, error=self._error)
 
@@ -227,128 +278,3 @@ def estimated_usage(prompt: str, text: str) -> Usage:
         calls=1,
         estimated=True,
     )
-
-
-# --- errors -----------------------------------------------------------------------------------
-
-
-class _ErrorBody(msgspec.Struct, frozen=True):
-    error: ErrorDetail | str | None = None
-    message: str | None = None
-    detail: Any = None
-
-
-_decode_error = msgspec.json.Decoder(_ErrorBody).decode
-
-_RETRYABLE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-_HAS_LIMIT = re.compile(
-    r"(?:context (?:length|size|window)|max_model_len)\D{0,40}?(\d[\d,]*)", re.IGNORECASE
-)
-_HAS_PROMPT = re.compile(
-    r"(\d[\d,]*) (?:input tokens|prompt tokens|in the messages|in your prompt)"
-    r"|(?:resulted in|request \(|prompt contains(?: at least)?) ?(\d[\d,]*)",
-    re.IGNORECASE,
-)
-_TOO_LONG = re.compile(
-    r"context.?(?:length|size|window)|too many tokens|prompt is too long|exceed_context",
-    re.IGNORECASE,
-)
-
-
-def refusal(
-    status: int, body: bytes, headers: Mapping[str, str], *, model: str, url: str, key: str
-) -> EndpointError:
-    """The error that a reply of *status* (not 200) stands for. *key* is kept out of it."""
-    error = _refusal(status, body, headers, model=model, url=url, key=key)
-    error.status = status
-    return error
-
-
-def _refusal(
-    status: int, body: bytes, headers: Mapping[str, str], *, model: str, url: str, key: str
-) -> EndpointError:
-    detail = _error_detail(body)
-    said = _quote(detail.message or "", key)
-    kind = f"{detail.type or ''} {detail.code or ''}"
-    where = f"the server at {url}"
-    if status in (401, 403):
-        # Not quoted: servers repeat parts of the key here.
-        return EndpointError(
-            f"{where} refuses the API key ({status}): set OPENAI_API_KEY or RLM_API_KEY to one "
-            "that it accepts"
-        )
-    if status == 404:
-        return EndpointError(
-            f"{where} has no model {model!r} or no such path (404{said}): check model and URL of "
-            "the spec"
-        )
-    if status == 413 or (status in (400, 422) and _TOO_LONG.search(f"{kind} {said}")):
-        return EndpointError(_too_long(detail, said, model))
-    if status == 429 and "insufficient_quota" in kind:
-        return EndpointError(f"the quota of the account at {url} is used up (429{said}): add to it")
-    if status in _RETRYABLE or status >= 500:
-        trouble = "has too many requests" if status == 429 else "is in trouble"
-        return EndpointError(
-            f"{where} {trouble} ({status}{said}): try again later",
-            retryable=True,
-            retry_after=retry_after(headers),
-        )
-    if 300 <= status < 400:
-        target = headers.get("Location", "another address")[:200]
-        return EndpointError(f"{where} redirects to {target} ({status}): use that URL in the spec")
-    return EndpointError(f"{where} refuses the request ({status}{said}): change its parameters")
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks to wait (RFC 9110, 10.2.3: a number or a date)."""
-    text = headers.get("Retry-After", "").strip()
-    if re.fullmatch(r"\d{1,9}(\.\d+)?", text):
-        return float(text)
-    try:
-        at = email.utils.parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    at = at if at.tzinfo else at.replace(tzinfo=datetime.UTC)
-    return max(0.0, (at - datetime.datetime.now(datetime.UTC)).total_seconds())
-
-
-def _error_detail(body: bytes) -> ErrorDetail:
-    """The error in *body*; empty where it is no JSON, such as the page of a proxy."""
-    try:
-        parsed = _decode_error(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ErrorDetail()
-    if isinstance(parsed.error, ErrorDetail):
-        return parsed.error
-    text = parsed.error or parsed.message
-    if text is None and parsed.detail is not None:
-        text = parsed.detail if isinstance(parsed.detail, str) else repr(parsed.detail)
-    return ErrorDetail(message=text)
-
-
-def _quote(text: str, key: str) -> str:
-    """What a server said, for the inside of parentheses: one line, short, without the key."""
-    if key and key != "none":
-        text = text.replace(key, "***")
-    text = " ".join(text.split())
-    if not text:
-        return ""
-    return f": {text if len(text) <= 300 else text[:297] + '…'}"
-
-
-def _too_long(detail: ErrorDetail, said: str, model: str) -> str:
-    limit, used = detail.n_ctx, detail.n_prompt_tokens
-    if limit is None and (found := _HAS_LIMIT.search(said)):
-        limit = _number(found[1])
-    if used is None and (found := _HAS_PROMPT.search(said)):
-        used = _number(found[1] or found[2])
-    if limit and used and used >= limit:
-        return (
-            f"the prompt has {used:,} tokens and the context of {model!r} is {limit:,}: "
-            f"pass pieces that are at least {used - limit + 1:,} tokens shorter"
-        )
-    return f"the prompt is too long for {model!r}{said}: pass smaller pieces"
-
-
-def _number(digits: str) -> int:
-    return int(digits.replace(",", ""))

@@ -84,7 +84,10 @@ async def test_a_prompt_over_its_context_says_by_how_many_tokens(
     endpoint: EmbeddedEndpoint,
 ) -> None:
     """The limit is that of one call, not of all slots together."""
-    with pytest.raises(EndpointError, match=r"the context of 'smollm2' is 2,048: pass pieces"):
+    with pytest.raises(
+        EndpointError,
+        match=r"has 5,0\d\d tokens and the context of 'smollm2' is 2,048: 3,0\d\d too",
+    ):
         await endpoint.complete("word " * 5000, EXACT)
 
     assert await endpoint.context_limit() == CONTEXT
@@ -98,7 +101,7 @@ async def test_an_ordinary_endpoint_finds_out_that_it_is_llama_cpp() -> None:
     plain = OpenAIEndpoint(spec, server.api_key)
 
     assert await plain.context_limit() == CONTEXT
-    assert plain._stream is True
+    assert plain.kind == "llamacpp"
     await plain.close()
 
 

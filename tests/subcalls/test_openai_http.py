@@ -224,7 +224,7 @@ async def test_a_prompt_over_the_context_says_by_how_many_tokens(message: str) -
 
     assert error.reason == (
         "the prompt has 5,000 tokens and the context of 'scripted' is 4,096: "
-        "pass pieces that are at least 905 tokens shorter"
+        "905 too many beside the 1 for the reply; pass pieces of at most 5 characters"
     )
 
 
@@ -383,7 +383,7 @@ async def test_a_redirect_takes_the_key_nowhere(serve: Any) -> None:
 
 async def test_a_reply_without_end_is_cut_off(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of the kernel is bounded whatever a server sends."""
-    monkeypatch.setattr("rlm_kernel.subcalls.openai_http.MAX_BODY", 1 << 20)
+    monkeypatch.setattr("rlm_kernel.subcalls.connection.MAX_BODY", 1 << 20)
 
     async def handler(request: web.Request) -> web.StreamResponse:
         if request.path == "/v1/models":
