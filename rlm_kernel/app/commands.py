@@ -8,6 +8,7 @@ error is one line on standard error.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
@@ -28,6 +29,7 @@ examples:
       --root openai:qwen3-32b@http://localhost:8000/v1 --out run.ipynb
   jupyter rlm run --prompt src/ --query @question.txt \\
       --root openai:gpt-5 --sub openai:gpt-5-mini --max-cost 2 --json
+  jupyter rlm serve Qwen/Qwen3-8B --gpus 0-3
   jupyter rlm demo
 """
 
@@ -35,10 +37,28 @@ _RUN_EPILOG = """\
 specs of models:
   openai:MODEL@URL    any OpenAI-compatible server; the key is OPENAI_API_KEY
   openai:MODEL        at OPENAI_BASE_URL, else at OpenAI
+  vllm:MODEL          the servers that jupyter rlm serve started
+  vllm:MODEL@URL,URL  several servers of one model
   embedded            the small model of the extra 'demo' (for sub-calls)
   playbook:FILE       cells that are written in a file (as root)
 
 exit codes: 0 answered, 1 failed, 2 used wrongly, 3 stopped without an answer, 130 interrupted
+"""
+
+
+_SERVE_EPILOG = """\
+Each GPU gets a server of its own; what follows -- goes to vLLM as it is, so that
+-- --tensor-parallel-size 2 gives each server two GPUs. Servers listen on this machine alone and
+go on when the command has ended.
+
+vLLM is looked for in the interpreter of --python, else of RLM_VLLM_PYTHON, else in the one that
+runs this, else in that of the command vllm.
+
+examples:
+  jupyter rlm serve Qwen/Qwen3-8B --gpus 0-7
+  jupyter rlm serve Qwen/Qwen3-32B --gpus 0-3 -- --tensor-parallel-size 2 --max-model-len 32768
+  jupyter rlm servers
+  jupyter rlm serve --stop
 """
 
 
@@ -110,7 +130,57 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--out", metavar="FILE", default="demo.ipynb", help="notebook to write (demo.ipynb)"
     )
+    _add_serve_arguments(
+        commands.add_parser(
+            "serve",
+            help="start local vLLM servers, or stop them",
+            description="Start vLLM servers on this machine and wait until they answer.",
+            epilog=_SERVE_EPILOG,
+            formatter_class=raw,
+        )
+    )
+    servers = commands.add_parser(
+        "servers",
+        help="list the local servers and how busy they are",
+        description="List the servers that jupyter rlm serve started.",
+    )
+    servers.add_argument("--json", action="store_true", help="print them as JSON")
     return parser
+
+
+def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
+    serve.usage = "%(prog)s MODEL [options] [-- ARGUMENTS OF VLLM]\n       %(prog)s --stop [WHAT]"
+    serve.add_argument(
+        "model", metavar="MODEL", nargs="?", help="a name on Hugging Face, or a folder"
+    )
+    serve.add_argument(
+        "--gpus", metavar="LIST", help="which, as in 0-7 or 0,2; none for the CPU (all)"
+    )
+    serve.add_argument("--port", metavar="N", type=_count, help="the first port (a free one)")
+    serve.add_argument(
+        "--data-parallel",
+        action="store_true",
+        help="one server with an engine on each GPU, at one URL",
+    )
+    serve.add_argument("--name", metavar="NAME", help="what to call it (by the model)")
+    serve.add_argument("--python", metavar="PATH", help="an interpreter that has vLLM")
+    serve.add_argument(
+        "--timeout",
+        metavar="S",
+        type=_positive,
+        default=3600.0,
+        help="seconds to wait until it answers (3600: it may have to download the model)",
+    )
+    serve.add_argument(
+        "--foreground", action="store_true", help="stay, and stop the servers with Ctrl-C"
+    )
+    serve.add_argument(
+        "--stop",
+        metavar="WHAT",
+        nargs="?",
+        const="",
+        help="stop the servers of this name, model or URL, or all; the only model's where not said",
+    )
 
 
 def _add_run_arguments(run: argparse.ArgumentParser) -> None:
@@ -141,15 +211,41 @@ def prepared(argv: Sequence[str] | None) -> Command:
     """
     forgive_stderr()
     try:
-        args = _parser().parse_args(argv)
-        work: Callable[[argparse.Namespace], int]
-        if args.command == "demo":
-            from rlm_kernel.app.demo import demo as work
-        else:
-            from rlm_kernel.app.run import run as work
+        args = _parsed(sys.argv[1:] if argv is None else argv)
+        work = _work(args.command)
     except (RLMError, BrokenPipeError, SystemExit) as end:
         return partial(_raise, end)
     return partial(work, args)
+
+
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments; `extra` are those of another program, which stand behind ``--``."""
+    own, extra = list(argv), []
+    if own[:1] == ["serve"] and "--" in own:
+        at = own.index("--")
+        own, extra = own[:at], own[at + 1 :]
+    args = _parser().parse_args(own)
+    args.extra = extra
+    return args
+
+
+def _work(command: str) -> Callable[[argparse.Namespace], int]:
+    """What does *command*; only that is imported."""
+    if command == "demo":
+        from rlm_kernel.app.demo import demo
+
+        return demo
+    if command == "serve":
+        from rlm_kernel.app.serve import serve
+
+        return serve
+    if command == "servers":
+        from rlm_kernel.app.servers import servers
+
+        return servers
+    from rlm_kernel.app.run import run
+
+    return run
 
 
 def _raise(error: BaseException) -> int:

@@ -1,0 +1,143 @@
+"""Processes as ``/proc`` shows them (proc(5)), and how to end a whole session of them.
+
+A number of a process is used again after its end. So a process is known by its number *and* the
+time of its start, and signals go through a descriptor of the process (pidfd_open(2)) that was
+looked at after it was opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+__all__ = [
+    "ProcessInfo",
+    "end_session",
+    "listens",
+    "machine_id",
+    "members",
+    "process_at",
+    "send",
+    "writes_to",
+]
+
+_PROC = Path("/proc")
+_POLL_S = 0.05
+_KILL_S = 5.0
+"""What is left of a killed process after this long hangs in the kernel: a driver that is stuck."""
+
+_LISTEN = "0A"
+"""State of a socket in ``/proc/net/tcp``."""
+
+_DEAD = "ZXx"
+"""States of processes that only wait for their parent to take note."""
+
+
+class ProcessInfo(msgspec.Struct, frozen=True):
+    """One process that lives."""
+
+    pid: int
+    session: int
+    start: int
+    """Clock ticks since the machine was started."""
+
+
+def machine_id() -> str:
+    """This machine since its last start: process numbers mean nothing on another."""
+    boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    return f"{os.uname().nodename} {boot}"
+
+
+def process_at(pid: int) -> ProcessInfo | None:
+    """The process *pid*; ``None`` where there is none that lives, or it is another user's."""
+    folder = _PROC / str(pid)
+    try:
+        # The folder of an undumpable process is root's, whoever's it is.
+        if folder.stat().st_uid not in (os.geteuid(), 0):
+            return None
+        stat = (folder / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The name of the program stands in brackets and may hold blanks and brackets.
+    fields = stat.rpartition(")")[2].split()
+    state, session, start = fields[0], int(fields[3]), int(fields[19])
+    return None if state in _DEAD else ProcessInfo(pid, session, start)
+
+
+def members(session: int) -> list[ProcessInfo]:
+    """The living processes of *session*."""
+    every = (process_at(int(name)) for name in os.listdir(_PROC) if name.isdigit())
+    return [process for process in every if process is not None and process.session == session]
+
+
+def writes_to(process: ProcessInfo, path: str) -> bool:
+    """Whether standard output or error of *process* is the file *path*."""
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.readlink(_PROC / str(process.pid) / "fd" / str(number)) == path:
+                return True
+    return False
+
+
+def listens(processes: Sequence[ProcessInfo], port: int) -> bool:
+    """Whether one of *processes* listens on TCP *port*; True where the system does not show it."""
+    sockets = _listening(port)
+    if sockets is None:
+        return True
+    for process in processes:
+        folder = _PROC / str(process.pid) / "fd"
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                with contextlib.suppress(OSError):  # it was closed meanwhile
+                    if os.readlink(folder / name) in sockets:
+                        return True
+    return False
+
+
+def _listening(port: int) -> set[str] | None:
+    """The sockets that listen on *port*, as links of descriptors name them; ``None`` unknown."""
+    found = set()
+    try:
+        for table in ("tcp", "tcp6"):
+            for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                    found.add(f"socket:[{fields[9]}]")
+    except OSError:
+        return None
+    return found
+
+
+def send(process: ProcessInfo, number: signal.Signals) -> bool:
+    """Send a signal to *process*; False where it is gone already."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        if process_at(process.pid) != process:
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def end_session(session: int) -> list[ProcessInfo]:
+    """Kill all processes of *session*, those too that it starts meanwhile; returns what is left."""
+    deadline = time.monotonic() + _KILL_S
+    while left := members(session):
+        for process in left:
+            send(process, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    return left
