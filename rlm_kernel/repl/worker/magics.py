@@ -1,4 +1,4 @@
-"""The magics of the REPL: ``%prompt``, ``%rlm`` and ``%sub_RLM``."""
+"""The magics of the REPL: ``%prompt`` and ``%rlm``."""
 
 # IPython's decorators and parsers have no types.
 # mypy: disable-error-code="no-untyped-call,untyped-decorator"
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
-from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.core.magic_arguments import argument, magic_arguments
 
 from rlm_kernel import errors
 from rlm_kernel.cells import PromptInfo
@@ -22,27 +22,7 @@ from rlm_kernel.errors import PromptError
 if TYPE_CHECKING:
     from rlm_kernel.repl.worker.worker import Worker
 
-__all__ = ["RLMMagics", "filled"]
-
-
-def filled(template: str, namespace: dict[str, Any]) -> str:
-    """*template* with each ``{expression}`` replaced by its value; ``{{`` and ``}}`` are braces.
-
-    Raises
-    ------
-    UsageError
-        A brace has no partner.
-    Exception
-        Whatever an expression raises.
-    """
-    from IPython.utils.text import FullEvalFormatter
-
-    try:
-        return str(FullEvalFormatter().vformat(template, (), namespace))
-    except ValueError as error:
-        if "brace" in str(error) or "'}'" in str(error) or "'{'" in str(error):
-            raise UsageError(f"{error}; write {{{{ and }}}} for braces of the text") from None
-        raise
+__all__ = ["RLMMagics"]
 
 
 def _summary(info: PromptInfo) -> str:
@@ -51,22 +31,9 @@ def _summary(info: PromptInfo) -> str:
     return f"P is a {info.kind} of {info.chars:,} characters{count}{source}."
 
 
-def _leading_options(line: str, valued: tuple[str, ...]) -> tuple[str, str]:
-    """The options at the beginning of *line*, and the text after them, untouched."""
-    rest = line.lstrip()
-    while rest.startswith("--"):
-        word, _, after = rest.partition(" ")
-        if word.partition("=")[0] not in valued:
-            break
-        if "=" not in word:
-            _, _, after = after.lstrip().partition(" ")
-        rest = after.lstrip()
-    return line[: len(line) - len(rest)], rest
-
-
 @magics_class
 class RLMMagics(Magics):
-    """Load a prompt, start and steer a run, make a sub-call."""
+    """Load a prompt; start and steer a run."""
 
     @property
     def _worker(self) -> Worker:
@@ -190,51 +157,6 @@ class RLMMagics(Magics):
     def _tell(self, command: str, args: list[str]) -> None:
         with _refusals():
             _show(self._worker.requests.run_command(command, args))
-
-    # --- %sub_RLM -----------------------------------------------------------------------------
-
-    @magic_arguments()
-    @argument("--model", help="the model to ask; left to the kernel if not given")
-    @argument("--out", help="name of the variable that keeps the reply; it is not shown then")
-    @argument("--temperature", type=float, help="of sampling")
-    @argument("--max-tokens", type=int, help="length of the reply")
-    @argument("text", nargs="*", help="the prompt, with {expression} filled in")
-    @no_var_expand
-    @line_cell_magic
-    def sub_RLM(self, line: str, cell: str | None = None) -> str | None:
-        """Ask a smaller model once.
-
-        Each ``{expression}`` of the prompt is replaced by its value; ``{{`` and ``}}`` are
-        braces. ``%sub_RLM`` returns the reply, ``%%sub_RLM`` prints it.
-
-        Examples::
-
-            %sub_RLM --max-tokens 40 Which year is meant in: {P[200:400]}
-
-            %%sub_RLM --out summary
-            Summarize in one sentence:
-            {chapter}
-        """
-        valued = ("--model", "--out", "--temperature", "--max-tokens")
-        head, text = (line, cell) if cell is not None else _leading_options(line, valued)
-        given: Namespace = parse_argstring(self.sub_RLM, head)
-        if given.text:
-            raise UsageError(f"%%sub_RLM does not know {' '.join(given.text)!r}")
-        if not text.strip():
-            raise UsageError("sub_RLM needs a prompt")
-        reply: str = self._worker.sub(
-            filled(text.strip(), self._namespace),
-            model=given.model,
-            temperature=given.temperature,
-            max_tokens=given.max_tokens,
-        )
-        if given.out:
-            self._namespace[given.out] = reply
-            return None
-        if cell is None:
-            return reply
-        print(reply)
-        return None
 
 
 @contextmanager

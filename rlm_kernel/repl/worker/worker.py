@@ -98,8 +98,9 @@ class Worker:
         getpass.getpass = self.requests.getpass
 
     def _lazy_magics(self) -> None:
-        where = "rlm_kernel.repl.worker.magics:RLMMagics"
-        for name in ("prompt", "rlm", "sub_RLM"):
+        magics = "rlm_kernel.repl.worker.magics:RLMMagics"
+        subcall = "rlm_kernel.repl.worker.subcall_magic:SubcallMagic"
+        for name, where in (("prompt", magics), ("rlm", magics), ("sub_RLM", subcall)):
             for kind in ("line", "cell"):
                 self.shell.magics_manager.register_lazy(name, where, kind)
 

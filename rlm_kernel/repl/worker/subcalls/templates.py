@@ -17,6 +17,7 @@ Find = Callable[[str, Any], Any]
 """The value that a field's name has for an item."""
 
 _FORMATTER = string.Formatter()
+_ITEM = ("", "item")
 
 
 class Template:
@@ -32,6 +33,8 @@ class Template:
         The template.
     find
         Looks a field up; by default in the item itself.
+    whole
+        Whether the text is a prompt without an item.
     with_spec
         Whether what follows a colon is a format, as in ``{price:.2f}``; else it belongs to the
         name, as in the expression ``{item[:200]}``.
@@ -42,26 +45,29 @@ class Template:
         A brace has no partner.
     """
 
-    def __init__(self, text: str, find: Find | None = None, *, with_spec: bool = True) -> None:
-        self._find = find or field_of
+    def __init__(
+        self, text: str, find: Find | None = None, *, with_spec: bool = True, whole: bool = False
+    ) -> None:
+        self._find, self._whole = find or found_in, whole
         try:
             pieces = list(_FORMATTER.parse(exact(text)))
         except ValueError as error:
             raise ValueError(f"{error} in the template; {_BRACES}") from None
         self._pieces = [_piece(*piece, with_spec=with_spec) for piece in pieces]
-        if all(piece.name is None for piece in self._pieces):
-            self._pieces.append(_Piece("\n\n", "item"))
+        if not whole and all(piece.name is None for piece in self._pieces):
+            self._pieces.append(_Piece("\n\n", ""))
 
     def fill(self, item: Any) -> str:
         """The prompt for *item*."""
-        return "".join(map(str, self._filled(item)))
+        return "".join(self._filled(item))
 
     def _filled(self, item: Any) -> Iterable[str]:
         for piece in self._pieces:
             yield piece.before
             if piece.name is None:
                 continue
-            value = material(item) if piece.name == "item" else self._find(piece.name, item)
+            is_item = piece.name in _ITEM and not self._whole
+            value = material(item) if is_item else self._find(piece.name, item)
             value = _FORMATTER.convert_field(value, piece.conversion)
             yield value if isinstance(value, str) and not piece.spec else format(value, piece.spec)
 
@@ -86,12 +92,12 @@ def _piece(
         return _Piece(before)
     if not with_spec and spec:
         name, spec = f"{name}:{spec}", ""
-    return _Piece(before, name.strip() or "item", spec or "", conversion)
+    return _Piece(before, name.strip(), spec or "", conversion)
 
 
-def field_of(name: str, item: Any) -> Any:
+def found_in(name: str, item: Any) -> Any:
     """What *item* holds under *name*, which may go on as in ``item[0]`` and ``author.name``."""
-    fields = _fields(item)
+    fields = fields_of(item)
     try:
         return _FORMATTER.get_field(name, (), {**fields, "item": item})[0]
     except (KeyError, AttributeError, IndexError, TypeError, ValueError):
@@ -102,7 +108,7 @@ def field_of(name: str, item: Any) -> Any:
         ) from None
 
 
-def _fields(item: Any) -> dict[str, Any]:
+def fields_of(item: Any) -> dict[str, Any]:
     if isinstance(item, Mapping):
         return dict(item)
     if hasattr(item, "_asdict"):  # a named tuple, such as a row of a table
@@ -114,7 +120,7 @@ def _fields(item: Any) -> dict[str, Any]:
 
 def material(item: Any) -> Any:
     """*item* as a prompt shows it: what has fields as one line for each, all else as it is."""
-    fields = _fields(item)
+    fields = fields_of(item)
     if not fields:
         return item
     return "\n".join(f"{name}: {value}" for name, value in fields.items())
