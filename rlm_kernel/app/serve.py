@@ -144,7 +144,8 @@ def _start(
         # Under one lock: until vLLM has bound its port only the registry knows that it is taken.
         with registry.locked("registry"):
             for one in _plan(args, model, gpus, interpreter, registry):
-                started.append(start_server(one, interpreter, registry, os.environ))
+                server = start_server(one, interpreter, registry, os.environ)
+                started.append(server)  # at once: it is ended where the next one fails
         view.note(f"log: {started[0].entry.log} · stop with Ctrl-C")
         wait_until_ready(
             started,

@@ -4,15 +4,20 @@ Keys stay where they belong. Code in the worker can ask for any endpoint, in a
 sub-call or by pretending to be a front end. So a key goes only to servers
 that the environment names (RLM_ROOT, RLM_SUB, OPENAI_BASE_URL) or a program;
 one whose spec stands in a cell may be asked too, without a key; others not.
+Servers that ``jupyter rlm serve`` started are on this machine and need none:
+anybody may ask them, and they are found where no model was chosen.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,6 +33,10 @@ from rlm_kernel.errors import RLMError, UsageError
 from rlm_kernel.prices import prices_from
 from rlm_kernel.session.settings import Settings
 from rlm_kernel.subcalls.endpoint import Endpoint
+from rlm_kernel.subcalls.vllm.local import LocalServers
+
+if TYPE_CHECKING:
+    from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
 
 __all__ = ["Models", "is_spec"]
 
@@ -36,14 +45,14 @@ _EMBEDDED_REPLY = 400
 
 _CONTEXT_PATIENCE_S = 5.0
 
-_SPEC = re.compile(r"openai:[^\s'\"]+")
+_SPEC = re.compile(r"(?:openai|vllm):[^\s'\"]+")
 
-_SPEC_KINDS = ("openai:", "embedded")
+_SPEC_KINDS = ("openai:", "vllm:", "embedded")
 
 
 def is_spec(model: str | None) -> bool:
     """Whether a sub-call's *model* names an endpoint, not just another model of the same one."""
-    return model is not None and model.startswith(_SPEC_KINDS)
+    return model is not None and (model == "vllm" or model.startswith(_SPEC_KINDS))
 
 
 class Models:
@@ -61,7 +70,9 @@ class Models:
         self._environ = environ
         self._given = sub
         self._endpoints: dict[str, Endpoint] = {}
-        self._trusted = {parse_sub_spec("openai:any", environ).base_url}
+        self._local = LocalServers(environ)
+        self._turns = itertools.count()
+        self._trusted = set(parse_sub_spec("openai:any", environ).urls)
         self._named: set[str] = set()
         for variable in ("RLM_ROOT", "RLM_SUB"):
             self.trust(environ.get(variable, ""))
@@ -75,13 +86,14 @@ class Models:
         self._named |= self._servers(text)
 
     def _servers(self, text: str) -> set[str]:
-        servers = set()
+        servers: set[str] = set()
         for found in _SPEC.findall(text):
             with contextlib.suppress(UsageError):  # told where the spec is used
-                servers.add(parse_sub_spec(found, self._environ).base_url)
+                servers.update(parse_sub_spec(found, self._environ).urls)
         return servers
 
     def _key(self, spec: EndpointSpec) -> str:
+        """The key for the one server of *spec*."""
         if spec.base_url in self._trusted:
             return api_key_for(spec, self._environ)
         if spec.base_url not in self._named:
@@ -122,36 +134,49 @@ class Models:
             )
             root.name = str(spec)
             return root
-        key = self._key(spec)
-        return ChatRoot(
-            spec.model,
-            base_url=spec.base_url,
-            api_key=key,
+        # A conversation stays with one server, whose prefix cache knows it; roots of child runs
+        # are spread over all.
+        urls = spec.urls or self._local.urls(spec)
+        one = self._local.named(spec).at(urls[next(self._turns) % len(urls)])
+        root = ChatRoot(
+            one.model,
+            base_url=one.base_url,
+            api_key=self._key(one) if spec.urls else "none",
             prices=prices_from(self._environ),
         )
+        root.name = str(one)
+        return root
 
     def check_root(self, spec: str) -> None:
-        """Raise `UsageError` where *spec* names no root or its key is missing."""
+        """Raise `UsageError` where *spec* names no root, its key is missing or nobody serves it."""
         if not spec:
             raise UsageError("no root is chosen: give --root openai:MODEL@URL, or set RLM_ROOT")
         parsed = parse_root_spec(spec, self._environ)
-        if parsed.kind == "openai":
-            self._key(parsed)
+        for url in parsed.urls:
+            self._key(parsed.at(url))
+        if parsed.kind == "vllm" and not parsed.urls:
+            self._local.urls(parsed)
         if parsed.kind == "playbook" and not Path(parsed.path).is_file():
             raise UsageError(f"there is no playbook {parsed.path!r}: give the path of a file")
 
     def sub_spec(self, settings: Settings) -> EndpointSpec:
-        """What sub-calls go to. Raises `UsageError` where nothing was chosen."""
+        """What sub-calls go to. Raises `UsageError` where nothing was chosen and nothing found."""
         if settings.sub:
-            return parse_sub_spec(settings.sub, self._environ)
+            return self._located(parse_sub_spec(settings.sub, self._environ))
         if settings.root:
             root = parse_root_spec(settings.root, self._environ)
-            if root.kind in ("openai", "embedded"):
-                return root
-        raise UsageError(
-            "no model for sub-calls is chosen: give --sub openai:MODEL@URL or --sub embedded, "
-            "or set RLM_SUB"
-        )
+            if root.is_server or root.kind == "embedded":
+                return self._located(root)
+        return self._local.only()
+
+    def _located(self, spec: EndpointSpec) -> EndpointSpec:
+        """*spec* with its model, checked that it is served now or was before."""
+        if spec.kind != "vllm" or spec.urls:
+            return spec
+        spec = self._local.named(spec)
+        if str(spec) not in self._endpoints:
+            self._local.urls(spec)
+        return spec
 
     def sub_name(self, settings: Settings) -> str:
         """The spec of the model of sub-calls; empty where nothing was chosen."""
@@ -165,7 +190,7 @@ class Models:
     def sub(self, settings: Settings, spec: str | None) -> Endpoint:
         """The endpoint of *spec*, or the one that *settings* name."""
         if spec is not None:
-            return self._endpoint(parse_sub_spec(spec, self._environ))
+            return self._endpoint(self._located(parse_sub_spec(spec, self._environ)))
         if self._given is not None:
             return self._given
         return self._endpoint(self.sub_spec(settings))
@@ -186,7 +211,7 @@ class Models:
         """
         if is_spec(model):
             root = model or ""
-        elif settings.root and parse_root_spec(settings.root, self._environ).kind == "openai":
+        elif settings.root and parse_root_spec(settings.root, self._environ).is_server:
             parsed = parse_root_spec(settings.root, self._environ)
             root = str(msgspec.structs.replace(parsed, model=model or parsed.model))
         else:
@@ -204,9 +229,33 @@ class Models:
             from rlm_kernel.subcalls.embedded import EmbeddedEndpoint
 
             return EmbeddedEndpoint()
+        if len(spec.urls) == 1:
+            return self._member(spec, self._key(spec))
+        from rlm_kernel.subcalls.fleet import Fleet
+
+        if not spec.urls:
+            return Fleet(
+                spec=str(spec),
+                model=spec.model,
+                members=self._found(spec),
+                rediscover=partial(self._find_again, spec),
+            )
+        members = [self._member(spec.at(url), self._key(spec.at(url))) for url in spec.urls]
+        return Fleet(spec=str(spec), model=spec.model, members=members)
+
+    def _found(self, spec: EndpointSpec) -> list[OpenAIEndpoint]:
+        return [self._member(spec.at(url), "none") for url in self._local.urls(spec)]
+
+    async def _find_again(self, spec: EndpointSpec) -> list[OpenAIEndpoint]:
+        """The servers of *spec* by now: some may have been started again on other ports."""
+        with contextlib.suppress(UsageError):  # none is there; more may come
+            return self._found(spec)
+        return []
+
+    def _member(self, spec: EndpointSpec, key: str) -> OpenAIEndpoint:
         from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
 
-        return OpenAIEndpoint(spec, self._key(spec), prices=prices_from(self._environ))
+        return OpenAIEndpoint(spec, key, prices=prices_from(self._environ))
 
     async def close(self) -> None:
         """Drop all connections."""
