@@ -155,7 +155,8 @@ class Connection:
             if len(body) > MAX_BODY:
                 raise EndpointError(
                     f"the reply of {response.url} is longer than {MAX_BODY >> 20} MiB: "
-                    "set max_tokens"
+                    "set max_tokens",
+                    status=response.status,
                 )
         return bytes(body)
 

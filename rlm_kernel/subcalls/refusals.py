@@ -125,6 +125,14 @@ def refusal(
     redact: Redactor,
 ) -> EndpointError:
     """The error that a reply of *status* (not 200) to *request* stands for."""
+    error = _refusal(status, body, headers, request, redact)
+    error.status = status
+    return error
+
+
+def _refusal(
+    status: int, body: bytes, headers: Mapping[str, str], request: Refused, redact: Redactor
+) -> EndpointError:
     detail = _error_detail(body)
     said = _quote(detail.message or "", redact)
     kind = f"{detail.type or ''} {detail.code or ''}"

@@ -67,6 +67,7 @@ def decoded(body: bytes, url: str) -> Completion:
         raise EndpointError(
             f"the server at {url} sent {what}: check that it speaks the OpenAI chat protocol",
             retryable=True,
+            status=200,
         ) from None
 
 
@@ -95,6 +96,7 @@ def reply_of(
             f"the server at {request.url} sent a completion without choices: check that it "
             "speaks the OpenAI chat protocol",
             usage=usage,
+            status=200,
         )
     choice = completion.choices[0]
     finish = choice.finish_reason or ""
@@ -140,11 +142,13 @@ def _check(
             retryable=True,
             usage=usage,
             finish=finish,
+            status=200,
         )
     if uses:
         return
     if not text or finish == "content_filter":
-        raise EndpointError(_why_empty(choice, finish), usage=usage, finish=finish)
+        reason = _why_empty(choice, finish)
+        raise EndpointError(reason, usage=usage, finish=finish, status=200)
     if finish == "length" and form.typed is not None and not form.typed.is_whole(text):
         limit = f"max_tokens ({form.max_tokens:,})" if form.max_tokens else "the model's limit"
         raise EndpointError(
@@ -152,6 +156,7 @@ def _check(
             "raise max_tokens, or ask for less",
             usage=usage,
             finish=finish,
+            status=200,
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -144,28 +143,25 @@ async def _text(connection: Connection, path: str) -> str:
     return answer.body.decode(errors="replace") if answer.status == 200 else ""
 
 
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)", re.MULTILINE)
+# Prometheus' text format: only what is asked for is matched, of the thousands of lines that there
+# may be.
+_VLLM = re.compile(
+    r"^vllm:(num_requests_running|num_requests_waiting|cache_config_info)(?:\{(.*)\})?[ \t]+(\S+)",
+    re.MULTILINE,
+)
+_LLAMA = re.compile(r"^llamacpp:(requests_processing|requests_deferred)[ \t]+(\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"\\]*)"')
-
-
-def _samples(text: str, prefix: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Name without *prefix*, labels and value of the samples (Prometheus' text format)."""
-    for match in _SAMPLE.finditer(text):
-        if match[1].startswith(prefix):
-            value = _number(match[3])
-            if value is not None:
-                yield match[1].removeprefix(prefix), dict(_LABEL.findall(match[2] or "")), value
 
 
 def _vllm_capacity(text: str) -> Capacity | None:
     """Over all engines of the server."""
     sums: dict[str, float] = {}
-    for name, labels, value in _samples(text, "vllm:"):
-        if name in ("num_requests_running", "num_requests_waiting"):
-            sums[name] = sums.get(name, 0) + value
-        elif name == "cache_config_info":
-            for label, amount in _cache_of(labels).items():
-                sums[label] = sums.get(label, 0) + amount
+    for name, labels, value in _VLLM.findall(text):
+        is_cache = name == "cache_config_info"
+        found = _cache_of(dict(_LABEL.findall(labels))) if is_cache else {name: _number(value)}
+        for key, amount in found.items():
+            if amount is not None:
+                sums[key] = sums.get(key, 0) + amount
     if not sums:
         return None
     slots = sums.get("slots")
@@ -177,13 +173,12 @@ def _vllm_capacity(text: str) -> Capacity | None:
     )
 
 
-def _cache_of(labels: dict[str, str]) -> dict[str, float]:
+def _cache_of(labels: dict[str, str]) -> dict[str, float | None]:
     tokens = _number(labels.get("kv_cache_size_tokens"))
     blocks, size = _number(labels.get("num_gpu_blocks")), _number(labels.get("block_size"))
     if tokens is None and blocks is not None and size is not None:
         tokens = blocks * size  # before vLLM named it
-    found = {"tokens": tokens, "slots": _number(labels.get("kv_cache_max_concurrency"))}
-    return {name: value for name, value in found.items() if value is not None}
+    return {"tokens": tokens, "slots": _number(labels.get("kv_cache_max_concurrency"))}
 
 
 class _Props(msgspec.Struct, frozen=True):
@@ -195,7 +190,7 @@ def _llama_capacity(props: str, metrics: str) -> Capacity | None:
         slots = msgspec.json.decode(props, type=_Props).total_slots if props else None
     except msgspec.DecodeError:
         slots = None
-    values = {name: value for name, _, value in _samples(metrics, "llamacpp:")}
+    values = {name: _number(value) for name, value in _LLAMA.findall(metrics)}
     running, waiting = values.get("requests_processing"), values.get("requests_deferred")
     if slots is None and running is None:
         return None

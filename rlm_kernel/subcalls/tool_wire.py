@@ -152,7 +152,8 @@ class UseParts:
                 return parts
         if len(self._uses) >= MOST_USES:
             raise EndpointError(
-                f"the model asked for more than {MOST_USES} tools at once: change the prompt"
+                f"the model asked for more than {MOST_USES} tools at once: change the prompt",
+                status=200,
             )
         self._uses.append(_Parts(asked.index))
         return self._uses[-1]

@@ -59,6 +59,40 @@ class Say:
     gate_at: int = 0
     """Characters to stream before the wait for *gate*."""
 
+    refusal: str = ""
+    """The model's own words where it refuses, as OpenAI sends them."""
+
+
+@dataclass(frozen=True)
+class AskTools:
+    """Ask for tools: names and arguments, which are text as the model wrote it."""
+
+    uses: tuple[tuple[str, str], ...]
+    text: str = ""
+    chunk: int = 16
+    finish: str = "tool_calls"
+    ids: bool = True
+    """False: this server gives the uses no ids."""
+
+    numbered: bool = True
+    """False: this server gives the parts of a stream no index."""
+
+    usage: bool = True
+    cost: float | None = None
+    reasoning: str = ""
+    refusal: str = ""
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        return [
+            {
+                **({"id": f"use-{number}"} if self.ids else {}),
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for number, (name, arguments) in enumerate(self.uses)
+        ]
+
 
 @dataclass(frozen=True)
 class Refuse:
@@ -108,7 +142,7 @@ class Ramble:
     text: str = "and then again, "
 
 
-Step = Say | Refuse | Hang | Cut | Garbage | ErrorEvent | Ramble
+Step = Say | AskTools | Refuse | Hang | Cut | Garbage | ErrorEvent | Ramble
 Reply = Callable[[str], "str | Step | Awaitable[str | Step]"]
 
 
@@ -142,6 +176,11 @@ class ScriptedServer:
         Name to context length in tokens; other names get 404.
     key
         Where set, requests with another bearer token get 401.
+    owned_by
+        What the list of models says of the server: ``vllm``, ``llamacpp``. Those count tokens,
+        too; each with its own protocol. Empty: an ordinary server, which does not.
+    metrics, props
+        What ``/metrics`` and ``/props`` answer; 404 where ``None``.
     """
 
     def __init__(
@@ -151,11 +190,21 @@ class ScriptedServer:
         reply: Reply | None = None,
         models: dict[str, int] | None = None,
         key: str = "",
+        owned_by: str = "",
+        metrics: str | None = None,
+        props: dict[str, Any] | None = None,
     ) -> None:
         self.script: deque[Step | str] = deque(script)
         self.reply = reply
         self.models = {MODEL: CONTEXT} if models is None else models
         self.key = key
+        self.owned_by = owned_by
+        self.metrics = metrics
+        self.props = props
+        self.probes = 0
+        """Requests for the list of models."""
+        self.counts = 0
+        """Requests to count tokens."""
         self.requests: list[Request] = []
         self.active = 0
         """Chat requests under way."""
@@ -185,6 +234,10 @@ class ScriptedServer:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/props", self._props)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/apply-template", self._template)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
         )
@@ -213,11 +266,39 @@ class ScriptedServer:
     # --- HTTP ---------------------------------------------------------------------------------
 
     async def _models(self, request: web.Request) -> web.Response:
+        self.probes += 1
+        owner = {"owned_by": self.owned_by} if self.owned_by else {}
         data = [
-            {"id": name, "object": "model", "max_model_len": context}
+            {"id": name, "object": "model", "max_model_len": context, **owner}
             for name, context in self.models.items()
         ]
         return web.json_response({"object": "list", "data": data})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if self.metrics is None:
+            raise web.HTTPNotFound
+        return web.Response(text=self.metrics)
+
+    async def _props(self, request: web.Request) -> web.Response:
+        if self.props is None:
+            raise web.HTTPNotFound
+        return web.json_response(self.props)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        self.counts += 1
+        body = await request.json()
+        if self.owned_by == "vllm":
+            count = sum(count_tokens(message["content"]) for message in body["messages"])
+            return web.json_response({"count": count, "max_model_len": CONTEXT, "tokens": []})
+        if self.owned_by == "llamacpp":
+            return web.json_response({"tokens": [1] * count_tokens(body["content"])})
+        raise web.HTTPNotFound
+
+    async def _template(self, request: web.Request) -> web.Response:
+        if self.owned_by != "llamacpp":
+            raise web.HTTPNotFound
+        messages = (await request.json())["messages"]
+        return web.json_response({"prompt": "".join(message["content"] for message in messages)})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
@@ -266,8 +347,8 @@ class ScriptedServer:
     async def _plain(
         self, request: web.Request, body: dict[str, Any], step: Step
     ) -> web.StreamResponse:
-        if isinstance(step, Say):
-            if step.gate is not None:
+        if isinstance(step, Say | AskTools):
+            if isinstance(step, Say) and step.gate is not None:
                 await step.gate.wait()
             return web.json_response(_completion(body, step))
         if isinstance(step, Garbage):
@@ -320,7 +401,12 @@ async def _events(body: dict[str, Any], step: Step) -> AsyncIterator[bytes]:
         yield step.body.encode()
     elif isinstance(step, ErrorEvent):
         yield json.dumps({"error": {"message": step.message, "code": 500}}).encode()
-    elif isinstance(step, Say):
+    elif isinstance(step, Say | AskTools):
+        if isinstance(step, AskTools):
+            for event in _tool_events(body, step):
+                yield event
+        if step.refusal:
+            yield _delta(body, refusal=step.refusal)
         yield _chunk(body, [{"index": 0, "delta": {}, "finish_reason": step.finish}])
         if step.usage and (body.get("stream_options") or {}).get("include_usage"):
             yield _chunk(body, [], usage=_usage(body, step))
@@ -331,7 +417,18 @@ def _pieces(text: str, size: int) -> Iterator[str]:
     return (text[i : i + size] for i in range(0, len(text), size))
 
 
-def _delta(body: dict[str, Any], **delta: str) -> bytes:
+def _tool_events(body: dict[str, Any], step: AskTools) -> Iterator[bytes]:
+    """The name first, then the arguments in pieces, as OpenAI and vLLM stream them."""
+    for number, call in enumerate(step.calls):
+        index = {"index": number} if step.numbered else {}
+        arguments = call["function"]["arguments"]
+        first = {**index, **call, "function": {**call["function"], "arguments": ""}}
+        yield _delta(body, tool_calls=[first])
+        for piece in _pieces(arguments, step.chunk):
+            yield _delta(body, tool_calls=[{**index, "function": {"arguments": piece}}])
+
+
+def _delta(body: dict[str, Any], **delta: Any) -> bytes:
     return _chunk(body, [{"index": 0, "delta": delta, "finish_reason": None}])
 
 
@@ -340,8 +437,12 @@ def _chunk(body: dict[str, Any], choices: list[Any], **more: Any) -> bytes:
     return json.dumps({**head, "choices": choices, **more}).encode()
 
 
-def _completion(body: dict[str, Any], step: Say) -> dict[str, Any]:
-    message = {"role": "assistant", "content": step.text}
+def _completion(body: dict[str, Any], step: Say | AskTools) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": step.text}
+    if step.refusal:
+        message["refusal"] = step.refusal
+    if isinstance(step, AskTools):
+        message["tool_calls"] = step.calls
     if step.reasoning:
         message["reasoning_content"] = step.reasoning
     whole: dict[str, Any] = {
@@ -356,7 +457,7 @@ def _completion(body: dict[str, Any], step: Say) -> dict[str, Any]:
     return whole
 
 
-def _usage(body: dict[str, Any], step: Say) -> dict[str, float]:
+def _usage(body: dict[str, Any], step: Say | AskTools) -> dict[str, float]:
     asked = sum(count_tokens(str(m["content"])) for m in body["messages"])
     said = count_tokens(step.reasoning + step.text)
     usage = {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}
