@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rlm_kernel.driver.progress_bar import Tally
 from rlm_kernel.driver.protocol import (
     CELL_KIND,
     CloseCell,
@@ -86,6 +87,9 @@ class Progress:
         self.reason = ""
         self.usage = Usage()
         self.subcalls = Subcalls()
+        self.tally: Tally | None = None
+        """Sub-calls of the cell under way, those included that wait to be sent."""
+
         self.turns: dict[int, Turn] = {}
         self.final: Final | None = None
 

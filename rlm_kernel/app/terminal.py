@@ -18,6 +18,7 @@ from rich.text import Text
 
 from rlm_kernel.app.progress import Progress, Subcalls, Turn, code_preview, prose_preview
 from rlm_kernel.app.streams import escape_controls
+from rlm_kernel.driver.progress_bar import Tally, tally_words
 from rlm_kernel.driver.protocol import Operation
 
 __all__ = ["LiveView", "PlainView", "RunView", "View", "open_view", "wants_plain"]
@@ -62,6 +63,10 @@ class View:
     def operation(self, op: Operation) -> None:
         """The kernel said this."""
         self.progress.apply(op)
+
+    def subcalls(self, tally: Tally | None) -> None:
+        """The cell under way is so far with its sub-calls."""
+        self.progress.tally = tally
 
     def note(self, text: str) -> None:
         """The host says something, in one line."""
@@ -177,9 +182,12 @@ class RunView:
 
     def _tree(self, room: int, width: int) -> list[RenderableType]:
         """The turns, the newest ones where there is no room for all."""
-        turns = [self._view.progress.turns[n] for n in sorted(self._view.progress.turns)]
+        progress = self._view.progress
+        turns = [progress.turns[n] for n in sorted(progress.turns)]
         blocks = [
-            _turn_lines(turn, last=turn is turns[-1], width=width, now=self._now())
+            _turn_lines(
+                turn, last=turn is turns[-1], width=width, now=self._now(), tally=progress.tally
+            )
             for turn in turns
         ]
         shown: list[list[RenderableType]] = []
@@ -209,7 +217,9 @@ class RunView:
         return [line, *reason, *(_cut(note, "yellow") for note in self._view.notes)]
 
 
-def _turn_lines(turn: Turn, *, last: bool, width: int, now: float) -> list[RenderableType]:
+def _turn_lines(
+    turn: Turn, *, last: bool, width: int, now: float, tally: Tally | None
+) -> list[RenderableType]:
     """A turn of the tree: its line, its source, its sub-calls."""
     stem, rail = ("└─ ", "   ") if last else ("├─ ", "│  ")
     head = Text(stem, style="dim", overflow="ellipsis", no_wrap=True)
@@ -225,7 +235,9 @@ def _turn_lines(turn: Turn, *, last: bool, width: int, now: float) -> list[Rende
     if turn.ended is None or not prose:
         code = code_preview(turn.source, _LIVE_LINES if turn.ended is None else 1)
         lines.extend(_cut(f"{rail}  {line}", "dim") for line in code)
-    if turn.subcalls.total:
+    if tally is not None and turn.ended is None:
+        lines.append(_tally_line(rail, tally, width))
+    elif turn.subcalls.total:
         lines.append(_subcalls_line(rail, turn.subcalls, width))
     return lines
 
@@ -234,12 +246,25 @@ def _subcalls_line(rail: str, counts: Subcalls, width: int) -> Text:
     ended = counts.done + counts.failed
     line = Text(f"{rail}  ", style="dim", overflow="ellipsis", no_wrap=True)
     if counts.total > 1:
-        cells = _BAR_CELLS if width >= _WIDE else _BAR_CELLS // 2
-        full = round(cells * ended / counts.total)
-        line.append("━" * full, style="not dim cyan")
-        line.append("╌" * (cells - full) + " ")
+        _append_bar(line, ended / counts.total, width)
     line.append(f"{ended}/{counts.total} {_subcalls_states(counts)}", style="not dim")
     return line
+
+
+def _tally_line(rail: str, tally: Tally, width: int) -> Text:
+    line = Text(f"{rail}  ", style="dim", overflow="ellipsis", no_wrap=True)
+    if tally.calls > 1:
+        _append_bar(line, tally.done / tally.calls, width)
+    counted, *rest = tally_words(tally)
+    line.append(" · ".join((f"{counted} sub-calls", *rest)), style="not dim")
+    return line
+
+
+def _append_bar(line: Text, share: float, width: int) -> None:
+    cells = _BAR_CELLS if width >= _WIDE else _BAR_CELLS // 2
+    full = round(cells * share)
+    line.append("━" * full, style="not dim cyan")
+    line.append("╌" * (cells - full) + " ")
 
 
 def _subcalls_states(counts: Subcalls) -> str:

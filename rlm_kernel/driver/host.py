@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from rlm_kernel.driver.document import Document
+from rlm_kernel.driver.execution import Execution
 from rlm_kernel.driver.kernel_process import KernelDied, KernelProcess
-from rlm_kernel.driver.outputs import CellOutputs
 from rlm_kernel.driver.protocol import (
     TARGET,
     Accepted,
@@ -58,18 +58,6 @@ _STOP_GRACE_S = 3.0
 """Seconds that a cell has to end by itself once its run is over."""
 
 _INTERRUPTS = 3
-
-_IDLE_GRACE_S = 5.0
-"""Seconds between an execute reply and the end of its output, whichever is first."""
-
-
-class _Execution:
-    """An execute request under way."""
-
-    def __init__(self, outputs: CellOutputs) -> None:
-        self.outputs = outputs
-        self.reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self.idle = asyncio.Event()
 
 
 class Host:
@@ -113,7 +101,7 @@ class Host:
         self._answer_timeout = answer_timeout
         self._kernel: KernelProcess | None = None
         self._comm_id = uuid.uuid4().hex
-        self._executions: dict[str, _Execution] = {}
+        self._executions: dict[str, Execution] = {}
         self._expected_seq: int | None = None
         self._todo: asyncio.Queue[RunCell | Final] = asyncio.Queue()
         self._opened = asyncio.Event()
@@ -278,7 +266,7 @@ class Host:
             seconds=time.monotonic() - started,
         )
 
-    async def _until_over(self, executing: asyncio.Task[_Execution]) -> bool:
+    async def _until_over(self, executing: asyncio.Task[Execution]) -> bool:
         """Wait for the end of a cell. False where the run ended and its cell would not.
 
         The kernel interrupts the cell of a run that is stopped. Where the stop overtook the
@@ -342,7 +330,7 @@ class Host:
         data = msgspec.to_builtins(message)
         self._request("comm_msg", {"comm_id": self._comm_id, "data": data})
 
-    async def _execute(self, cell_id: str) -> _Execution:
+    async def _execute(self, cell_id: str) -> Execution:
         """Execute a cell and wait for its reply and the end of its output."""
         content: dict[str, Any] = {
             "code": self.document.source(cell_id),
@@ -352,18 +340,10 @@ class Host:
             "allow_stdin": False,
             "stop_on_error": True,
         }
-        execution = _Execution(self.document.start_outputs(cell_id))
+        execution = Execution(self.document.start_outputs(cell_id), self.listener.subcalls)
         msg_id = self._request("execute_request", content, {"cellId": cell_id})
         self._executions[msg_id] = execution
-        reply, idle = execution.reply, asyncio.create_task(execution.idle.wait())
-        both: list[asyncio.Future[Any]] = [reply, idle]
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        # They come on two sockets, either may be first, and a kernel in trouble may send only
-        # one of them (ipykernel's thread for the shell channel keeps a reply back at times).
-        await asyncio.wait(both, timeout=_IDLE_GRACE_S)
-        idle.cancel()
-        if not reply.done():
-            reply.set_result({"status": "ok" if execution.outputs.error is None else "error"})
+        await execution.over()
         return execution
 
     # --- from the kernel ----------------------------------------------------------------------
@@ -382,8 +362,8 @@ class Host:
 
     def _on_shell(self, message: dict[str, Any]) -> None:
         execution = self._executions.get(message["parent_header"].get("msg_id", ""))
-        if execution and message["msg_type"] == "execute_reply" and not execution.reply.done():
-            execution.reply.set_result(message["content"])
+        if execution and message["msg_type"] == "execute_reply":
+            execution.on_reply(message["content"])
 
     def _on_iopub(self, message: dict[str, Any]) -> None:
         kind, content = message["msg_type"], message["content"]
@@ -391,14 +371,8 @@ class Host:
             self._on_comm(kind, content)
             return
         execution = self._executions.get(message["parent_header"].get("msg_id", ""))
-        if execution is None:
-            return
-        if kind == "status":
-            if content.get("execution_state") == "idle":
-                execution.idle.set()
-        else:
-            # Also after the cell's end: a background task still writes into its own cell.
-            execution.outputs.message(kind, content)
+        if execution is not None:
+            execution.on_iopub(kind, content)
 
     def _on_comm(self, kind: str, content: dict[str, Any]) -> None:
         if kind == "comm_close":

@@ -7,6 +7,7 @@ wants to draw something better finds the numbers in the output's metadata.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ __all__ = ["Tally", "bar_bundle", "bar_metadata", "is_bar", "tally_in", "tally_w
 _ACCENT = "var(--jp-brand-color1, #3b82c4)"
 _BAD = "var(--jp-error-color1, #d9534f)"
 _STYLE = (
-    "display:flex;flex-wrap:wrap;align-items:center;gap:2px 10px;padding:2px 0;color:inherit;"
+    "display:flex;flex-wrap:wrap;align-items:center;gap:2px 10px;padding:2px 8px;color:inherit;"
     "font-family:var(--jp-ui-font-family, system-ui, sans-serif);"
     "font-size:var(--jp-ui-font-size1, 13px);line-height:1.45;font-variant-numeric:tabular-nums"
 )
@@ -24,6 +25,9 @@ _TRACK = (
     "display:flex;flex:0 1 16em;min-width:6em;height:6px;border-radius:3px;overflow:hidden;"
     "background:rgba(128,128,128,.28)"
 )
+_SETTLES_S = 2.0
+"""Seconds before which the rate says nothing of what is left."""
+
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _CELLS = 20
 
@@ -49,7 +53,9 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def seconds_left(self) -> float | None:
         """Until the last ends, if it goes on like this; ``None`` where nobody can tell."""
         left = self.calls - self.done
-        return left / self.rate if self.rate and left > 0 else None
+        known = self.rate > 0 and self.seconds >= _SETTLES_S
+        # A single one may be of a loop, which will ask for the next.
+        return left / self.rate if known and left > 1 else None
 
 
 def bar_metadata(tally: Tally | None) -> dict[str, Any]:
@@ -58,24 +64,29 @@ def bar_metadata(tally: Tally | None) -> dict[str, Any]:
     return {"rlm": {"progress": numbers}}
 
 
-def is_bar(content: dict[str, Any]) -> bool:
-    """Whether the output with this *content* of its message is a bar."""
-    ours = (content.get("metadata") or {}).get("rlm")
+def is_bar(metadata: dict[str, Any]) -> bool:
+    """Whether an output with this *metadata* is a bar."""
+    ours = metadata.get("rlm")
     return isinstance(ours, dict) and "progress" in ours
 
 
-def tally_in(content: dict[str, Any]) -> Tally | None:
-    """What the bar in *content* shows; ``None`` where it is no bar, or an empty one."""
-    if not is_bar(content):
+def tally_in(metadata: dict[str, Any]) -> Tally | None:
+    """What the bar with this *metadata* shows; ``None`` where it is empty, or no bar."""
+    if not is_bar(metadata):
         return None
     try:
-        return msgspec.convert(content["metadata"]["rlm"]["progress"], Tally)
+        return msgspec.convert(metadata["rlm"]["progress"], Tally)
     except msgspec.ValidationError:
         return None
 
 
-def bar_bundle(tally: Tally) -> dict[str, str]:
-    """*tally* as a bar: a MIME bundle of HTML and plain text."""
+def bar_bundle(tally: Tally | None) -> dict[str, str]:
+    """*tally* as a bar, a MIME bundle of HTML and plain text; ``None`` takes no room at all.
+
+    That is empty texts and no empty bundle, which nbconvert warns of.
+    """
+    if tally is None:
+        return {"text/html": "", "text/plain": ""}
     facts = tally_words(tally)
     plain = f"sub-calls ▕{_blocks(tally)}▏ {' · '.join(facts)}"
     return {"text/html": _html(tally, facts), "text/plain": plain}
@@ -88,11 +99,10 @@ def tally_words(tally: Tally) -> list[str]:
         words.append(f"{tally.failed:,} failed")
     if tally.cached:
         words.append(f"{tally.cached:,} cached")
-    left = tally.seconds_left
-    if left is not None:
-        words += [_pace(tally.rate), f"{_span(left)} left"]
-    elif tally.done < tally.calls:
-        words.append(_span(tally.seconds))
+    if tally.done < tally.calls:
+        words.append(_pace(tally.rate) if tally.rate else _span(tally.seconds))
+    if tally.seconds_left is not None:
+        words.append(f"{_span(tally.seconds_left)} left")
     return words
 
 
@@ -139,7 +149,7 @@ def _pace(rate: float) -> str:
 
 
 def _span(seconds: float) -> str:
-    whole = round(seconds)
+    whole = math.ceil(seconds)
     if whole < 60:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from rlm_kernel.driver.progress_bar import Tally
 from rlm_kernel.driver.protocol import Final, Operation
 
 __all__ = ["Listener", "Outcome", "RunRequest", "Silent"]
@@ -52,6 +53,9 @@ class Listener(Protocol):
     def operation(self, op: Operation) -> None:
         """The kernel said this."""
 
+    def subcalls(self, tally: Tally | None) -> None:
+        """How far the sub-calls of the cell under way are; ``None`` when that is over."""
+
     def note(self, text: str) -> None:
         """The host has something to say, in one line."""
 
@@ -60,6 +64,9 @@ class Silent:
     """A listener that shows nothing."""
 
     def operation(self, op: Operation) -> None:
+        """Nothing is shown."""
+
+    def subcalls(self, tally: Tally | None) -> None:
         """Nothing is shown."""
 
     def note(self, text: str) -> None:

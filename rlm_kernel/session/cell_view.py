@@ -38,7 +38,7 @@ class CellView:
         """Of the bar's output; empty where there is none."""
 
         self._shown: dict[str, str] = {}
-        """What that output holds."""
+        """What that output shows; nothing where it is empty, too."""
 
         self._rests = False
 
@@ -46,7 +46,7 @@ class CellView:
 
     def output(self, output: Output) -> None:
         """Show an output of the cell's own."""
-        if isinstance(output, Display | Result) and is_bar({"metadata": output.metadata}):
+        if isinstance(output, Display | Result) and is_bar(output.metadata):
             # Who keeps notebooks leaves bars out: a cell could hide what it showed.
             output = msgspec.structs.replace(output, metadata=_without_ours(output.metadata))
         if isinstance(output, Clear):
@@ -76,17 +76,16 @@ class CellView:
     # --- progress -----------------------------------------------------------------------------
 
     def show(self, tally: Tally) -> None:
-        """Show *tally* in place."""
-        self._rests = False
+        """Show *tally* in place; for one that is complete no bar is begun."""
+        self._rests = tally.done >= tally.calls
         bundle = bar_bundle(tally)
-        if bundle == self._shown:
+        if bundle == self._shown or (self._rests and not self._shown):
             return
-        if self._display_id:
-            self._send(bundle, tally, update=True)
-        elif not self._clears_next:
+        if self._clears_next and not self._display_id:
             # A new output would clear what the cell wants to keep until it has a new one itself.
-            self._display_id = f"rlm-progress-{uuid.uuid4().hex[:12]}"
-            self._send(bundle, tally, update=False)
+            return
+        self._shown = bundle
+        self._send(tally, bundle)
 
     def rest(self) -> None:
         """No call is under way for now: the bar goes with the next output."""
@@ -96,16 +95,17 @@ class CellView:
         """Take the bar away."""
         if not self._shown:
             return
+        self._shown = {}
         if self._others:
-            self._send({}, None, update=True)
+            self._send(None, bar_bundle(None))
         else:
+            self._display_id = ""
             self._publish(Clear(wait=False))
-            self._display_id, self._shown = "", {}
 
-    def _send(self, bundle: dict[str, str], tally: Tally | None, *, update: bool) -> None:
-        self._shown = bundle
-        metadata = bar_metadata(tally)
-        self._publish(Display(dict(bundle), metadata, self._display_id, update))
+    def _send(self, tally: Tally | None, bundle: dict[str, str]) -> None:
+        update = bool(self._display_id)
+        self._display_id = self._display_id or f"rlm-progress-{uuid.uuid4().hex[:12]}"
+        self._publish(Display(dict(bundle), bar_metadata(tally), self._display_id, update))
 
 
 def _without_ours(metadata: dict[str, object]) -> dict[str, object]:

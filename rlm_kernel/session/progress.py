@@ -37,7 +37,7 @@ class Shows(Protocol):
     """A cell in whose output progress can be shown."""
 
     def show(self, tally: Tally) -> None:
-        """Show *tally*, in place of what is shown."""
+        """Show *tally* in place of what is shown; a complete one only if something is."""
 
     def rest(self) -> None:
         """No call is under way for now: what is shown may go as soon as it is in the way."""
@@ -100,8 +100,9 @@ class BatchProgress:
         if self._counts is None:
             return
         failed = sum(outcome.error is not None for outcome in outcomes)
+        cached = sum(outcome.cached for outcome in outcomes)
         self._left -= len(outcomes)
-        self._counts.ended(len(outcomes), failed=failed, cached=0)
+        self._counts.ended(len(outcomes), failed=failed, cached=cached)
         if self._left <= 0:
             self._counts = None
 
@@ -180,8 +181,6 @@ class _CellProgress:
         self._shown = self._shown or self._is_due(now)
         if self._shown:
             self._view.show(self._tally(now))
-        if self._rests:
-            self._view.rest()
 
     def _is_due(self, now: float) -> bool:
         wait = APPEARS_S if self._calls > 1 else ALONE_APPEARS_S
@@ -198,6 +197,6 @@ class _CellProgress:
             done=self._done,
             failed=self._failed,
             cached=self._cached,
-            seconds=now - self._began,
-            rate=(self._done - before) / seconds if seconds > 0 else 0.0,
+            seconds=round(now - self._began, 1),
+            rate=round((self._done - before) / seconds, 3) if seconds > 0 else 0.0,
         )

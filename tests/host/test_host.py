@@ -16,6 +16,7 @@ import pytest
 from rlm_kernel.driver.document import Document
 from rlm_kernel.driver.host import Host
 from rlm_kernel.driver.kernel_process import KernelDied
+from rlm_kernel.driver.progress_bar import Tally
 from rlm_kernel.driver.protocol import Operation, State
 from rlm_kernel.driver.request import Outcome, RunRequest
 from rlm_kernel.errors import RLMError, UsageError
@@ -42,6 +43,9 @@ class Reacts:
         if isinstance(op, State) and (op.turn, op.state) == self._waiting_for:
             self._waiting_for = None
             self._react()
+
+    def subcalls(self, tally: Tally | None) -> None:
+        pass
 
     def note(self, text: str) -> None:
         self.notes.append(text)
