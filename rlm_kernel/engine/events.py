@@ -224,7 +224,7 @@ class RunEnded(_Event, frozen=True, kw_only=True, tag=True):
     turns: int = 0
 
 
-class SubcallStarted(_Event, frozen=True, kw_only=True, tag=True):
+class SubcallStarted(_Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """A call of a model from code in the REPL was sent, or a child run was started."""
 
     call_id: str
@@ -250,8 +250,12 @@ class SubcallStarted(_Event, frozen=True, kw_only=True, tag=True):
     queued_s: float = 0.0
     """Seconds from being asked for to its start."""
 
+    key: str = ""
+    """Equal for calls that ask the same: a hash of endpoint, model, parameters and prompt. Empty
+    where the reply is not to be served again."""
 
-class SubcallEnded(_Event, frozen=True, kw_only=True, tag=True):
+
+class SubcallEnded(_Event, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """A sub-call ended, once, in whatever way."""
 
     call_id: str

@@ -193,7 +193,61 @@ _FIRST = (
     """,
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_SECOND = (
+    # Which calls asked the same, so that a reply is found again without reading all events.
+    """
+    CREATE TABLE asked (
+        key BLOB NOT NULL,            -- of a SubcallStarted, 16 bytes
+        seq INTEGER NOT NULL,         -- of that event
+        PRIMARY KEY (key, seq)
+    ) WITHOUT ROWID
+    """,
+    # An event of a sub-call leaves out what has its default.
+    "DROP VIEW subcalls",
+    """
+    CREATE VIEW subcalls AS
+    SELECT
+        s.run_id AS run,
+        s.turn AS turn,
+        s.call_id AS call,
+        json_extract(s.body, '$.kind') AS kind,
+        json_extract(s.body, '$.model') AS model,
+        CASE json_extract(e.body, '$.ok')
+            WHEN 1 THEN 'done' WHEN 0 THEN 'failed' ELSE 'running'
+        END AS state,
+        json_extract(s.body, '$.prompt') AS prompt,
+        CASE WHEN e.seq THEN coalesce(json_extract(e.body, '$.response'), '') END AS response,
+        CASE WHEN e.seq THEN coalesce(json_extract(e.body, '$.error'), '') END AS error,
+        e.at_s - s.at_s AS seconds,
+        e.tokens AS tokens,
+        CASE WHEN e.seq THEN coalesce(json_extract(e.body, '$.attempts'), 1) END AS attempts,
+        coalesce(json_extract(s.body, '$.batch_id'), '') AS batch,
+        coalesce(json_extract(s.body, '$.index'), 0) AS place,
+        CASE WHEN e.seq THEN coalesce(json_extract(e.body, '$.child_run_id'), '') END AS child_run,
+        json_extract(s.body, '$.params.task') AS task,
+        (
+            SELECT CASE json_extract(body, '$.ok')
+                WHEN 1 THEN 'ok' ELSE coalesce(json_extract(body, '$.reason'), '')
+            END
+            FROM event
+            WHERE call_id = s.call_id AND run_id = s.run_id AND kind = 'SubcallJudged'
+            ORDER BY seq DESC LIMIT 1
+        ) AS verdict,
+        coalesce(json_extract(s.body, '$.retry_of'), '') AS retry_of,
+        CASE WHEN e.seq THEN coalesce(json_extract(e.body, '$.cached'), 0) END AS cached,
+        coalesce(json_extract(s.body, '$.queued_s'), 0.0) AS queued_s,
+        json_extract(e.body, '$.first_token_s') AS first_token_s,
+        CASE WHEN e.seq THEN coalesce(json_extract(e.body, '$.server'), '') END AS server,
+        CASE WHEN e.seq THEN coalesce(json_extract(e.body, '$.trouble'), '[]') END AS trouble
+    FROM event AS s
+    LEFT JOIN event AS e
+        ON e.call_id = s.call_id AND e.run_id = s.run_id AND e.kind = 'SubcallEnded'
+    WHERE s.kind = 'SubcallStarted' AND s.call_id IS NOT NULL
+    ORDER BY s.seq
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND)
 """Statements of each migration; the first makes version 1 out of an empty file."""
 
 VERSION = len(MIGRATIONS)

@@ -14,7 +14,7 @@ import msgspec
 
 from rlm_kernel.cells import PromptInfo
 from rlm_kernel.engine.budget import Usage
-from rlm_kernel.engine.events import Event, RunState, Stored
+from rlm_kernel.engine.events import Event, RunState, Stored, SubcallEnded, SubcallStarted
 from rlm_kernel.errors import RecordError
 from rlm_kernel.record import files, prompts, schema, verification
 from rlm_kernel.record.codec import compress, decompress, pack, unpack, unpack_text
@@ -25,6 +25,21 @@ __all__ = ["Record", "RunSummary"]
 _BLOB_LEVEL = 3
 _PAGE = 256
 """Rows fetched at once. A cursor left open instead would keep the log from being folded in."""
+
+_REPLY = """
+    SELECT e.seq, e.body
+    FROM asked
+    JOIN event AS s ON s.seq = asked.seq
+    JOIN event AS e ON e.call_id = s.call_id AND e.run_id = s.run_id AND e.kind = 'SubcallEnded'
+    WHERE asked.key = :key AND e.seq <= :until AND json_extract(e.body, '$.ok')
+        AND NOT EXISTS (
+            SELECT 1 FROM event AS j
+            WHERE j.call_id = s.call_id AND j.run_id = s.run_id AND j.kind = 'SubcallJudged'
+                AND j.seq <= :until AND NOT json_extract(j.body, '$.ok')
+        )
+    ORDER BY asked.seq
+    LIMIT 1 OFFSET :place
+"""
 
 _Row = tuple[int, str, float, str, int | None, str | None, int | None, str]
 
@@ -70,6 +85,7 @@ class Record:
         self._lock = lock
         self._events: list[_Row] = []
         self._blobs: dict[str, bytes] = {}
+        self._asked: list[tuple[bytes, int]] = []
         self._interrupted = False
         # Not asked of a record that is only read: it may be damaged just there.
         self._last = 0 if lock is None else self.last_seq()
@@ -176,7 +192,10 @@ class Record:
         call_id = getattr(event, "call_id", None)
         kind = type(event).__name__
         self._events.append((self._last, run_id, at, kind, turn, call_id, tokens, body))
-        self._blobs.update(blobs)
+        if blobs:
+            self._blobs.update(blobs)
+        if isinstance(event, SubcallStarted) and event.key:
+            self._asked.append((bytes.fromhex(event.key), self._last))
         return Stored(self._last, run_id, at, event)
 
     def commit(self) -> None:
@@ -193,6 +212,7 @@ class Record:
         if self._interrupted:
             written = self.last_seq()
             self._events = [row for row in self._events if row[0] > written]
+            self._asked = [row for row in self._asked if row[1] > written]
         if not self._events:
             return
         # An exception from outside, such as a KeyboardInterrupt, may come after the commit.
@@ -205,8 +225,10 @@ class Record:
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 self._events,
             )
+            connection.executemany("INSERT INTO asked (key, seq) VALUES (?, ?)", self._asked)
         self._events.clear()
         self._blobs.clear()
+        self._asked.clear()
         self._interrupted = False
 
     # --- the prompt -----------------------------------------------------------------------
@@ -316,6 +338,34 @@ class Record:
             if row is None:
                 raise Fault(f"the text {sha256[:12]}… is missing; verify() says what else is")
             return decompress(row[1], row[0])
+
+    def has_replies(self) -> bool:
+        """Whether there may be a reply for `reply` to find."""
+        with self._using("read") as connection:
+            (found,) = connection.execute("SELECT EXISTS (SELECT 1 FROM asked)").fetchone()
+            return bool(found)
+
+    def reply(self, key: str, place: int, until_seq: int) -> SubcallEnded | None:
+        """The reply of one of the calls that asked the same.
+
+        Parameters
+        ----------
+        key
+            Of their `SubcallStarted`.
+        place
+            From 0, in the order in which they started. Not counted are calls that failed, and
+            those whose reply was found to be no value of its typed sub-task.
+        until_seq
+            What was recorded later does not count.
+        """
+        with self._using("read") as connection:
+            row = connection.execute(
+                _REPLY, {"key": bytes.fromhex(key), "place": place, "until": until_seq}
+            ).fetchone()
+        if row is None:
+            return None
+        event = self._event(*row)
+        return event if isinstance(event, SubcallEnded) else None
 
     def last_seq(self) -> int:
         """Number of the last committed event; 0 where there is none."""

@@ -164,6 +164,19 @@ def _subcalls(connection: sqlite3.Connection, fetch: Fetch) -> Iterator[str]:
         yield f"{len(calls):,} {many} under way {where}: {', '.join(calls[:3])}{more}"
 
 
+def _asked(connection: sqlite3.Connection, fetch: Fetch) -> Iterator[str]:
+    """Every key in its place, and no other. Records of version 1 have none."""
+    if connection.execute("PRAGMA user_version").fetchone()[0] < 2:
+        return
+    there = connection.execute("SELECT lower(hex(key)), seq FROM asked ORDER BY seq").fetchall()
+    expected = connection.execute(
+        "SELECT json_extract(body, '$.key') AS key, seq FROM event"
+        " WHERE kind = 'SubcallStarted' AND json_valid(body) AND key <> '' ORDER BY seq"
+    ).fetchall()
+    if there != expected:
+        yield "the table asked does not hold what the events say"
+
+
 def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
@@ -177,4 +190,5 @@ _CHECKS: tuple[_Check, ...] = (
     _runs,
     _cells,
     _subcalls,
+    _asked,
 )

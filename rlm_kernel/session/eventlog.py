@@ -1,9 +1,9 @@
 """Records every event, then tells the listeners: the one way by which a fact becomes visible.
 
 Events are appended as they happen and committed once per turn of the event
-loop; only after the commit do listeners (driver, inline view, terminal) hear
-of them, in order. A burst of thousands of sub-calls thus costs one
-transaction per tick.
+loop, those of sub-calls once in `GROUP_S`; only after the commit do listeners
+(driver, inline view, terminal) hear of them, in order. Who waits for a
+sub-call commits before it shows the reply, and so need not wait.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rlm_kernel.engine.events import (
     Event,
     RunStarted,
     Stored,
+    SubcallEnded,
     SubcallStarted,
     TurnExecuting,
     TurnStarted,
@@ -30,6 +31,10 @@ Listener = Callable[[Stored], None]
 
 log = logging.getLogger(__name__)
 
+GROUP_S = 0.01
+"""Events of sub-calls are committed this long after the first of them."""
+
+_LAZY = (SubcallStarted, SubcallEnded)
 _BEGINNINGS = (RunStarted, TurnStarted, TurnExecuting, SubcallStarted)
 
 
@@ -54,7 +59,8 @@ class EventLog:
         self._record: Record | None = None
         self._listeners: list[Listener] = []
         self._pending: list[Stored] = []
-        self._scheduled = False
+        self._soon = False
+        self._timer: asyncio.TimerHandle | None = None
         self._unrecorded = 0
         self.broken: RecordError | None = None
         self.on_broken = on_broken
@@ -70,6 +76,19 @@ class EventLog:
     def path(self) -> str:
         """Where the record lies; empty while nothing was recorded."""
         return "" if self._record is None else str(self._record.path)
+
+    # --- replies that may be served again (`rlm_kernel.subcalls.cache.Replies`) -----------------
+
+    def mark(self) -> int:
+        """The number of the last event so far; 0 where no reply can be served."""
+        self.flush()
+        return self.record.last_seq() if self.record.has_replies() else 0
+
+    def reply(self, key: str, place: int, until_seq: int) -> SubcallEnded | None:
+        """See `rlm_kernel.record.Record.reply`."""
+        return self.record.reply(key, place, until_seq)
+
+    # --- events ---------------------------------------------------------------------------------
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call *listener* with every event from now on; returns how to end that."""
@@ -87,13 +106,35 @@ class EventLog:
         if self.broken is not None and isinstance(event, _BEGINNINGS):
             raise self.broken
         self._pending.append(self._append(run_id, event))
-        if not self._scheduled:
-            self._scheduled = True
+        self._schedule(lazily=isinstance(event, _LAZY))
+
+    def _schedule(self, *, lazily: bool) -> None:
+        if self._soon:
+            return
+        if not lazily:
+            self._soon = True
             asyncio.get_running_loop().call_soon(self.flush)
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GROUP_S, self.flush)
+
+    def settle(self) -> None:
+        """`flush`, for who shows something next.
+
+        Raises
+        ------
+        RecordError
+            It could not be recorded: it is not to be shown.
+        """
+        self.flush()
+        if self.broken is not None:
+            raise self.broken
 
     def flush(self) -> None:
         """Commit what was appended and tell the listeners."""
-        self._scheduled = False
+        self._soon = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if not self._pending:
             return
         self._commit()

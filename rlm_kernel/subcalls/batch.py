@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
@@ -11,8 +12,10 @@ import msgspec
 
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Cost, Ledger, Reservation, Usage
-from rlm_kernel.errors import SubcallError, UsageError
+from rlm_kernel.errors import RecordError, SubcallError, UsageError
 from rlm_kernel.prices import Price
+from rlm_kernel.subcalls.cache import Question
+from rlm_kernel.subcalls.deadlines import Deadlines
 from rlm_kernel.subcalls.endpoint import Endpoint
 from rlm_kernel.subcalls.fair_queue import Lane
 from rlm_kernel.subcalls.tools import Toolbox
@@ -26,12 +29,20 @@ __all__ = [
     "Outcome",
     "Plan",
     "SpawnChild",
+    "bounded",
     "check_params",
 ]
 
 OUTPUT_TOKENS = 1024
 """Set aside for the reply of a call without ``max_tokens``; under a limit of tokens it is also
 what the server may generate, so that the limit holds; so it is under a limit of money."""
+
+GROUP_S = 0.01
+"""Outcomes of a batch that goes on are handed out this much later, those that come meanwhile with
+them: nobody can go on before the last one, and each delivery costs a commit and a message."""
+
+GROUP = 1000
+"""Outcomes that are handed out without waiting for more."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +55,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     error: SubcallError | None = None
     usage: Usage = Usage()
+    cached: bool = False
+    """Whether it is the recorded reply of an earlier call."""
 
 
 class ChildOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +91,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     turn: int
     ledger: Ledger
     params: SubcallParams
+    sent_params: SubcallParams
+    """See `bounded`."""
+
     model: str
     note: str = ""
     endpoint: Endpoint | None = None
@@ -92,13 +108,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     toolbox: Toolbox | None = None
     """Tools that the model may use, of kind ``llm``."""
 
-    @property
-    def sent_params(self) -> SubcallParams:
-        """The parameters with the bound on output that the budget needs."""
-        bounded = self.ledger.limits_tokens or (self.price is not None and self.ledger.limits_cost)
-        if self.params.max_tokens is not None or not bounded:
-            return self.params
-        return msgspec.structs.replace(self.params, max_tokens=OUTPUT_TOKENS)
+    cache: bool = False
+    """Whether recorded replies may be served."""
+
+    question: Question | None = None
+    """What the calls ask beside their prompts; ``None`` where no reply is to be served again."""
 
     def cost(self, prompt: str) -> Cost:
         """The most that a call costs. A child run sets its own tokens aside, call by call."""
@@ -112,6 +126,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return Cost(subcalls=1, tokens=asked + answered, cost=money)
 
 
+def bounded(params: SubcallParams, ledger: Ledger, price: Price | None) -> SubcallParams:
+    """*params* as they are sent: with the bound on output that a limit of the budget needs."""
+    limited = ledger.limits_tokens or (price is not None and ledger.limits_cost)
+    if params.max_tokens is not None or not limited:
+        return params
+    return msgspec.structs.replace(params, max_tokens=OUTPUT_TOKENS)
+
+
 class Call:
     """One call of a batch, on its way through the scheduler."""
 
@@ -119,6 +141,7 @@ class Call:
         "attempts",
         "batch",
         "call_id",
+        "deadline",
         "earlier",
         "ended",
         "index",
@@ -129,6 +152,8 @@ class Call:
         "spent",
         "started",
         "task",
+        "timed_out",
+        "trouble",
     )
 
     def __init__(self, batch: Batch, index: int, prompt: str, lane: Lane) -> None:
@@ -138,6 +163,9 @@ class Call:
         self.lane = lane
         self.call_id = f"{batch.plan.batch_id}-{index}"
         self.attempts = 0
+        """Requests that were sent for it."""
+        self.trouble: list[str] = []
+        """Why those before the last one failed."""
         self.retry_of = ""
         self.started = 0.0
         """When it began, monotonic; 0 while it waits."""
@@ -149,22 +177,35 @@ class Call:
         """Of the rounds of a call with tools that are over and booked."""
         self.task: asyncio.Task[None] | None = None
         """The worker that is at it."""
+        self.deadline: float | None = None
+        """When it is to have ended, monotonic; ``None`` is never."""
+        self.timed_out = False
+        """Whether it was cancelled at its deadline."""
 
 
 class Batch:
     """Calls that were submitted together. Made by `Scheduler.submit`."""
 
     def __init__(
-        self, plan: Plan, size: int, deliver: Deliver, on_cancel: Callable[[Batch], None]
+        self,
+        plan: Plan,
+        size: int,
+        deliver: Deliver,
+        on_cancel: Callable[[Batch], None],
+        commit: Callable[[], None],
     ) -> None:
         self.plan = plan
+        self.submitted = time.monotonic()
         self.under_way: set[Call] = set()
+        self.deadlines = Deadlines(self.under_way)
         self.cancelled = False
         self._deliver = deliver
         self._on_cancel = on_cancel
+        self._commit = commit
         self._outcomes: list[Outcome | None] = [None] * size
         self._left = size
         self._ready: list[Outcome] = []
+        self._flushing: asyncio.Handle | None = None
         self._done = asyncio.Event()
         if not size:
             self._done.set()
@@ -185,11 +226,15 @@ class Batch:
         return [outcome for outcome in self._outcomes if outcome is not None]
 
     def cancel(self) -> None:
-        """End what is under way, on the server too, and send no more.
+        """Hand out what is there, end what is under way, on the server too, and send no more.
 
         From now on nothing is delivered; `wait` returns with an error for every call that had
         no outcome. Does nothing to a batch that is done.
         """
+        if self.cancelled or self._done.is_set():
+            return
+        if self._ready:
+            self._flush()
         if not self.cancelled and not self._done.is_set():
             self.cancelled = True
             self._on_cancel(self)
@@ -200,21 +245,51 @@ class Batch:
         return self.outcomes
 
     def put(self, outcome: Outcome) -> None:
-        """Hand an outcome out, with all others of this tick of the loop."""
+        """Hand an outcome out soon, with others."""
         self._outcomes[outcome.index] = outcome
         self._left -= 1
         self._ready.append(outcome)
-        if len(self._ready) == 1:
-            asyncio.get_running_loop().call_soon(self._flush)
+        loop = asyncio.get_running_loop()
+        if not self._left:
+            self.deadlines.stop()  # the timer would keep the outcomes alive for minutes
+        if not self._left or len(self._ready) == GROUP:
+            self._unschedule()
+            self._flushing = loop.call_soon(self._flush)
+        elif self._flushing is None:
+            self._flushing = loop.call_later(GROUP_S, self._flush)
+
+    def _unschedule(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
 
     def _flush(self) -> None:
+        self._unschedule()
         ready, self._ready = self._ready, []
         try:
+            ready = self._recorded(ready)
             if not self.cancelled:
                 self._deliver(ready)
         finally:
             if not self._left:
                 self._done.set()
+
+    def _recorded(self, ready: list[Outcome]) -> list[Outcome]:
+        """*ready*, made lasting. What the record cannot take is not shown: a result that it
+        does not have would be lost to every replay."""
+        try:
+            self._commit()
+        except RecordError as error:
+            ready = [_withheld(outcome, error) for outcome in ready]
+            for outcome in ready:
+                self._outcomes[outcome.index] = outcome
+        return ready
+
+
+def _withheld(outcome: Outcome, error: RecordError) -> Outcome:
+    if outcome.error is not None:
+        return outcome
+    return msgspec.structs.replace(outcome, text="", error=SubcallError(str(error)))
 
 
 def check_params(params: SubcallParams) -> None:

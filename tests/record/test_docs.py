@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_kernel.engine.events import TurnDecided, TurnExecuting
+from rlm_kernel.engine.events import SubcallJudged, TurnDecided, TurnExecuting
 from rlm_kernel.record import Record
 from rlm_kernel.record.schema import APPLICATION_ID, VERSION
 from tests.record import samples
@@ -31,6 +31,8 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             writer.write(samples.prompt_bytes(samples.LONG))
         for event in samples.whole_run():
             record.append(samples.RUN, event)
+        judged = SubcallJudged(call_id="call-1", task="label", ok=False, reason="no choice")
+        record.append(samples.RUN, judged)
         record.append("second", samples.started())
         for event in list(samples.turn())[:2]:
             record.append("second", event)

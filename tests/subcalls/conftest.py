@@ -38,7 +38,11 @@ class Bench:
         self.delivered: list[list[Outcome]] = []
         self.got = asyncio.Event()
         """Set with the first delivery."""
-        self.scheduler = Scheduler(emit=self.emit, concurrency=concurrency, retry=QUICK)
+        self.scheduler = Scheduler(
+            emit=lambda *event: self.emit(*event),  # noqa: PLW0108 - tests replace it
+            concurrency=concurrency,
+            retry=QUICK,
+        )
 
     def emit(self, run_id: str, event: Event) -> None:
         self.events.append((run_id, event))

@@ -115,7 +115,11 @@ async def test_events_say_what_was_called_and_what_came_back(bench: Bench) -> No
         batch_id=batch.batch_id,
         index=1,
         params=params,
+        queued_s=started.queued_s,
+        key=started.key,
     )
+    assert started.queued_s > 0
+    assert len(bytes.fromhex(started.key)) == 16
     ended = next(event for event in bench.ended if event.call_id == started.call_id)
     assert (ended.ok, ended.response, ended.finish, ended.attempts) == (True, "re: two", "stop", 1)
     assert (ended.usage.input_tokens, ended.usage.output_tokens) == (1, 2)
@@ -467,14 +471,14 @@ async def test_a_cancellation_from_inside_an_event_hits_its_own_batch_only(
     bench: Bench = bench_of(server, concurrency=1)
     first = bench.submit(["first", "unsent"])
     second = bench.submit(["second"], run_id="other")
-    record = bench.scheduler._emit
+    record = bench.emit
 
     def emit(run_id: str, event: Event) -> None:
         record(run_id, event)
         if isinstance(event, SubcallEnded) and event.response == "re: first":
             first.cancel()
 
-    bench.scheduler._emit = emit
+    bench.emit = emit  # type: ignore[method-assign]
     assert [outcome.text for outcome in await second.wait()] == ["re: second"]
     assert [outcome.text for outcome in await first.wait()] == ["re: first", ""]
     bench.check_pairs()
@@ -505,7 +509,7 @@ async def test_a_call_that_cannot_be_recorded_is_not_sent(bench: Bench) -> None:
     def emit(run_id: str, event: Event) -> None:
         raise RecordError("the disk is full: make room")
 
-    bench.scheduler._emit = emit
+    bench.emit = emit  # type: ignore[method-assign]
     outcomes = await bench.submit(["x", "y"]).wait()
 
     assert [str(outcome.error) for outcome in outcomes] == ["the disk is full: make room"] * 2
@@ -515,14 +519,14 @@ async def test_a_call_that_cannot_be_recorded_is_not_sent(bench: Bench) -> None:
 
 async def test_a_reply_that_cannot_be_recorded_is_not_shown(bench: Bench) -> None:
     """A result that the record does not have would be lost to every replay."""
-    record = bench.scheduler._emit
+    record = bench.emit
 
     def emit(run_id: str, event: Event) -> None:
         if isinstance(event, SubcallEnded):
             raise RecordError("the disk is full: make room")
         record(run_id, event)
 
-    bench.scheduler._emit = emit
+    bench.emit = emit  # type: ignore[method-assign]
     outcome = (await bench.submit(["x"]).wait())[0]
 
     assert outcome.text == ""
