@@ -209,7 +209,7 @@ class RLM:
             repl,
             log=log,
             models=self._models(),
-            scheduler=Scheduler(emit=log.emit),
+            scheduler=Scheduler(emit=log.emit, commit=log.settle, replies=log),
         )
         try:
             return await self._complete(session, request, plain)

@@ -82,7 +82,7 @@ class NotebookSession(Session):
             repl,
             log=log,
             models=Models(environ),
-            scheduler=Scheduler(emit=log.emit),
+            scheduler=Scheduler(emit=log.emit, commit=log.settle, replies=log),
             front_end=front_end,
         )
         self.settings = Settings(root=environ.get("RLM_ROOT", ""), sub=environ.get("RLM_SUB", ""))
