@@ -78,7 +78,7 @@ class SubRLM:
 
     @property
     def last(self) -> Outcomes:
-        """The outcomes of the batch that was begun last, also where it was interrupted.
+        """The outcomes of the batch that was begun or ended last, also where it was interrupted.
 
         Its ``done`` has only those that are there, by place.
         """
@@ -142,13 +142,19 @@ class SubRLM:
     def ask(self, prompts: list[str], order: Order, keys: Sequence[Any] | None = None) -> Outcomes:
         """Ask *prompts*, which are checked, and wait for all outcomes."""
         outcomes = self._begin(prompts, order, keys)
-        self._calls.run(prompts, order, outcomes)
+        try:
+            self._calls.run(prompts, order, outcomes)
+        finally:
+            self._last = outcomes  # a check or a tool may have made calls meanwhile
         return outcomes
 
     async def ask_async(self, prompts: list[str], order: Order) -> Outcomes:
         """As `ask`, without blocking the event loop."""
         outcomes = self._begin(prompts, order, None)
-        await self._calls.run_async(prompts, order, outcomes)
+        try:
+            await self._calls.run_async(prompts, order, outcomes)
+        finally:
+            self._last = outcomes
         return outcomes
 
     def _begin(self, prompts: list[str], order: Order, keys: Sequence[Any] | None) -> Outcomes:
