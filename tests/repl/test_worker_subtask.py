@@ -38,16 +38,12 @@ def worker() -> Iterator[WorkerDriver]:
 
 
 def test_the_signature_is_the_form_and_the_docstring_the_instruction(worker: WorkerDriver) -> None:
-    """Instruction and form come first, so that they are read once; the arguments come last."""
+    """The instruction comes first, so that it is read once; the arguments come last."""
     model = Model(lambda prompt: "No")
     assert worker.run("is_spam('Dear all,\\nhello')", answer=model).result == "False"
     (request,) = model.asked
     (prompt,) = request.prompts
-    assert prompt == (
-        "Say whether the mail is spam.\n\n"
-        "Reply with exactly one of these, and nothing else: yes, no\n\n"
-        "mail:\nDear all,\nhello"
-    )
+    assert prompt == ("Say whether the mail is spam.\n\nmail:\nDear all,\nhello")
     assert (request.params.task, request.params.choices) == ("is_spam", ["yes", "no"])
     assert model.judged[0].task == "is_spam"
 
@@ -69,8 +65,7 @@ def test_a_body_that_returns_a_str_shows_that(worker: WorkerDriver) -> None:
     model = Model(lambda prompt: '{"year": 1815}')
     assert worker.run("date_of('then', [1])", answer=model).result == "Date(year=1815)"
     (prompt,) = model.prompts
-    assert prompt.startswith("Which date is meant?\n\nReply with JSON")
-    assert prompt.endswith("\n\nHint 1, text: then")
+    assert prompt == "Which date is meant?\n\nHint 1, text: then"
     assert model.asked[0].params.schema is not None
 
 

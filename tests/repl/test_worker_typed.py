@@ -146,7 +146,7 @@ def test_all_failing_items_are_asked_again_together_and_once(worker: WorkerDrive
     for prompt, start in zip(second.prompts, ["bad", "mended", "bad"], strict=True):
         assert prompt.startswith(f"{start}\n\n")
         assert "holds no JSON" in prompt
-        assert "Reply with JSON" in prompt
+        assert prompt.endswith("Reply once more, in the form that is asked for.")
     assert "one" in second.prompts[1]
     assert model.verdicts == [
         ("1-0", False),

@@ -38,6 +38,10 @@ _VERDICTS = 10_000
 _HEAD = 500
 """Characters of an unfit reply that the model is shown again."""
 
+# The form itself stands in what the kernel adds to every prompt of the sub-task.
+_WISH = "Reply once more, in the form that is asked for."
+_OTHER_WISH = "Reply once more, so that this does not hold."
+
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
@@ -269,7 +273,7 @@ def _with_reason(prompt: str, rejected: _Rejected, form: Form) -> str:
     head = text[:_HEAD] + " …" * (len(text) > _HEAD)
     return (
         f"{prompt}\n\nA reply to this was not accepted: it {rejected.reason}. The reply was:\n"
-        f"{head}\n\n{_wish(form)}"
+        f"{head}\n\n{_WISH if form.told else _OTHER_WISH}"
     )
 
 
@@ -277,7 +281,3 @@ def _query_with_reason(params: SubcallParams, rejected: list[_Rejected]) -> Subc
     reasons = "; or ".join(dict.fromkeys(f"it {one.reason}" for one in rejected[:3]))
     query = f"{params.query or ''}\n\nAn earlier answer was not accepted: {reasons}."
     return msgspec.structs.replace(params, query=query.strip())
-
-
-def _wish(form: Form) -> str:
-    return f"Reply with {form.told}" if form.told else "Give a reply for which that does not hold."

@@ -33,7 +33,7 @@ class Form:
     choices: list[str] | None = None
     schema: str | None = None
     told: str = ""
-    """What the reply is to be, for the model; goes on after "Reply with"."""
+    """What the answer of a child run is to be; see `Reading`."""
 
     read: Callable[[str], Any] | None = None
     check: Check | None = None

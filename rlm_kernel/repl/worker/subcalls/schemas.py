@@ -38,7 +38,8 @@ class Reading:
     """Makes the value of a reply; raises `Unfit`."""
 
     told: str
-    """What the reply is to be, for the model; goes on after "Reply with"."""
+    """What the answer of a child run is to be; goes on after "with". Completions are told by
+    the kernel, in words that suit their server."""
 
     choices: list[str] | None = None
     schema: str | None = None

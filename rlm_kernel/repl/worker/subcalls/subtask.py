@@ -59,13 +59,11 @@ class Subtask:
         options = {"task": self._name, **options}
         if "choices" not in options and "schema" not in options:
             options["schema"] = self._returned()
+        self._instruction = instruction
         self._recursive = options.get("depth") == "rlm"
-        if self._recursive:
-            # There the arguments are P, and the form of the answer is told with the query.
+        if self._recursive:  # there the arguments are P
             options["query"] = instruction
         self._order = make_order(options, "subtask")
-        told = self._order.form.told
-        self._head = f"{instruction}\n\nReply with {told}" if told else instruction
 
     def _returned(self) -> Any:
         try:
@@ -83,7 +81,7 @@ class Subtask:
     def prompt(self, *args: Any, **kwargs: Any) -> str:
         """What the model is sent for these arguments."""
         shown = self._shown(args, kwargs)
-        return shown if self._recursive else f"{self._head}\n\n{shown}"
+        return shown if self._recursive else f"{self._instruction}\n\n{shown}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The value for these arguments. Raises `SubcallError`."""
