@@ -18,6 +18,7 @@ from rlm_kernel.engine.dialects import dialect_named
 from rlm_kernel.engine.events import RunEnded, Stored
 from rlm_kernel.engine.roots import Root
 from rlm_kernel.errors import NoAnswer, PromptError, RLMError, UsageError
+from rlm_kernel.pickled import pickled
 from rlm_kernel.prompts import check_prompt
 from rlm_kernel.record import Record
 from rlm_kernel.repl import Repl
@@ -28,6 +29,7 @@ from rlm_kernel.session.session import Session, new_id
 from rlm_kernel.session.settings import Settings
 from rlm_kernel.subcalls.endpoint import Endpoint
 from rlm_kernel.subcalls.scheduler import Scheduler
+from rlm_kernel.tool_function import tool_functions
 
 __all__ = ["RLM", "CompletedRun", "Completion"]
 
@@ -101,6 +103,11 @@ class RLM:
         Called with every event after it was recorded, on the thread that runs the engine.
     environ
         Where keys are looked up; the process's own where ``None``.
+    tools
+        Documented functions that the models of sub-calls may use; the root is not told of them.
+        They run in the REPL's process: copies of them, with what they refer to.
+    allow_whole_prompt
+        Let a child run get the whole ``P`` of a run above it, which is refused otherwise.
 
     Raises
     ------
@@ -131,6 +138,8 @@ class RLM:
         record: str | Path | None = None,
         on_event: Callable[[Stored], None] | None = None,
         environ: Mapping[str, str] | None = None,
+        tools: Sequence[Callable[..., Any]] = (),
+        allow_whole_prompt: bool = False,
     ) -> None:
         _check_kind("root", root, "a spec such as 'openai:MODEL@URL' or a Root", _is_root)
         _check_kind("sub", sub, "a spec such as 'openai:MODEL@URL' or an Endpoint", _is_endpoint)
@@ -140,6 +149,8 @@ class RLM:
         _check_kind("record", record, "the path of a file", _is_path)
         _check_kind("on_event", on_event, "a function of an event", _is_callback)
         _check_kind("environ", environ, "a dict of str", _is_environ)
+        _check_kind("tools", tools, "a list of functions", lambda it: isinstance(it, list | tuple))
+        tool_functions(tools)
         self._environ = os.environ if environ is None else environ
         self._root = None if isinstance(root, str) else root
         self._sub = None if isinstance(sub, str) else sub
@@ -148,7 +159,9 @@ class RLM:
             sub=(sub or self._environ.get("RLM_SUB", "")) if isinstance(sub, str) else "",
             dialect=dialect,
             budget=budget or Budget(),
+            allow_whole_prompt=allow_whole_prompt,
         )
+        self._tools = tuple(tools)
         self._policy = policy
         self._record = None if record is None else Path(record)
         self._on_event = on_event
@@ -200,7 +213,11 @@ class RLM:
         given = query if root_prompt is None else root_prompt
         _check_query(given)
         plain, asked = _plain_prompt(prompt)
-        request = Request(query=given or asked, settings=self._settings)
+        request = Request(
+            query=given or asked,
+            settings=self._settings,
+            pickled_tools=pickled(self._tools) if self._tools else b"",
+        )
         log = EventLog(lambda: Record.open(self._record))
         if self._on_event is not None:
             log.subscribe(self._on_event)

@@ -194,6 +194,10 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument("--sub", metavar="SPEC", help="the model of sub-calls (the root's)")
     run.add_argument("--out", metavar="FILE", help="notebook to write; the record lies beside it")
     run.add_argument("--dialect", metavar="NAME", help="what the root expects: paper or rlms")
+    run.add_argument("--tools", metavar="FILE", help="functions for the models of sub-calls (.py)")
+    run.add_argument(
+        "--allow-whole-prompt", action="store_true", help="let a child run get the whole P again"
+    )
     run.add_argument("--json", action="store_true", help="print the answer and usage as JSON")
     limits = run.add_argument_group("limits of the whole tree of runs")
     limits.add_argument("--max-turns", metavar="N", type=_count, help="turns of each run")

@@ -209,7 +209,18 @@ def _options(
     names = ("dialect", "max_turns", "max_tokens", "max_subcalls", "max_depth", "max_seconds")
     for name in (*names, "max_cost"):
         given[name.replace("_", "-")] = getattr(args, name)
+    given["tools"] = None if args.tools is None else _tools_file(args.tools)
+    given["allow-whole-prompt"] = "" if args.allow_whole_prompt else None
     return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _tools_file(given: str) -> str:
+    path = Path(given).expanduser().absolute()
+    if path.suffix != ".py" or not path.is_file():
+        raise UsageError(f"there are no tools in {given}; give a .py file that defines functions")
+    if "," in str(path):
+        raise UsageError(f"the path {path} has a comma in it, where names end; rename it")
+    return str(path)
 
 
 def read_query(given: str) -> str:

@@ -22,11 +22,15 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     query: str
     options: dict[str, str]
-    """Options of ``%%rlm`` by long name without dashes, such as ``max-turns``."""
+    """Options of ``%%rlm`` by long name without dashes, such as ``max-turns``; one that takes no
+    value has an empty one."""
 
     def opening_cells(self) -> list[tuple[str, str, str]]:
         """Id, kind and source of the cells that start the run."""
-        options = "".join(f" --{name} {shlex.quote(value)}" for name, value in self.options.items())
+        options = "".join(
+            f" --{name} {shlex.quote(value)}" if value else f" --{name}"
+            for name, value in self.options.items()
+        )
         return [
             ("query", "markdown", _quoted(self.query)),
             ("prompt", "code", f"%prompt {_as_typed(self.prompt)}"),

@@ -25,6 +25,10 @@ MOST = 10**12
 """Turns, tokens, calls that a limit can name. Larger numbers do not fit into every message."""
 
 
+_LEAST_AMOUNT = 1e-6
+"""A limit of seconds or money that nothing fits into."""
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens and calls of a model, as its server counted them."""
 
@@ -124,6 +128,11 @@ def _check_amount(name: str, value: object) -> None:
         raise UsageError(f"{name} must be a finite number; leave it out for no limit")
 
 
+def _rest(limit: int | None, used: int) -> int | None:
+    """What is left, as a limit: at least 1. Where nothing is left, those above refuse."""
+    return None if limit is None else max(limit - used, 1)
+
+
 def _shown(value: object) -> str:
     # Python refuses to write whole numbers of thousands of digits.
     is_long = isinstance(value, int) and abs(value) > MOST
@@ -202,6 +211,8 @@ class Ledger:
         self.used = Usage()
         self.subcalls = 0
         self.turns = 0
+        self.waited = 0.0
+        """Of the seconds, those that cells of this run spent waiting for sub-calls and input."""
         self._reserved = Cost()
         self._clock = clock
         self._started = clock()
@@ -218,6 +229,24 @@ class Ledger:
     def child(self, budget: Budget | None = None) -> Ledger:
         """A ledger for a run that a sub-call of this one starts."""
         return Ledger(budget or self.budget, parent=self, clock=self._clock)
+
+    def remaining(self) -> Budget:
+        """The limits of a run that a sub-call of this one starts: what was not used of its own.
+
+        What is set aside may still be given back, so that it is not counted here; all limits
+        above the child hold beside its own.
+        """
+        limits, used = self.budget, self.used
+        seconds = self.seconds_left()
+        return msgspec.structs.replace(
+            limits,
+            max_tokens=_rest(limits.max_tokens, used.tokens),
+            max_subcalls=_rest(limits.max_subcalls, self.subcalls),
+            max_seconds=None if seconds is None else max(seconds, _LEAST_AMOUNT),
+            max_cost=None
+            if limits.max_cost is None
+            else max(limits.max_cost - used.cost, _LEAST_AMOUNT),
+        )
 
     @property
     def child_allowed(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from rlm_kernel.budget_view import BudgetView
 from rlm_kernel.cells import Output, PromptInfo
 from rlm_kernel.errors import RLMError, SubcallError, UsageError
 from rlm_kernel.repl.messages import (
@@ -43,7 +44,7 @@ class ReplHandler(Protocol):
     def judge_subcalls(self, message: JudgeSubcalls) -> None:
         """Replies of a typed sub-task were checked."""
 
-    def budget(self) -> dict[str, float | int | None]:
+    def budget(self) -> BudgetView:
         """What ``budget()`` shows."""
 
     def prompt_set(self, prompt: PromptInfo) -> None:
@@ -87,8 +88,8 @@ class Nobody:
     def judge_subcalls(self, message: JudgeSubcalls) -> None:
         pass
 
-    def budget(self) -> dict[str, float | int | None]:
-        return {}
+    def budget(self) -> BudgetView:
+        return BudgetView()
 
     def prompt_set(self, prompt: PromptInfo) -> None:
         pass

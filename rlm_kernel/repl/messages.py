@@ -17,14 +17,29 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from rlm_kernel.budget_view import BudgetView
 from rlm_kernel.cells import (
     AnswerSet,
     ErrorOutput,
     Output,
     PromptInfo,
-    SubcallParams,
     Variable,
 )
+from rlm_kernel.repl.subcall_messages import (
+    MAX_PROMPTS,
+    CallTool,
+    CancelSubcalls,
+    Id,
+    JudgeSubcalls,
+    SendSubcalls,
+    SubcallFailure,
+    SubcallResult,
+    SubcallResults,
+    Tool,
+    ToolReturned,
+    Verdict,
+)
+from rlm_kernel.tool_function import MAX_TOOLS
 
 __all__ = [
     "MAX_FRAME",
@@ -67,6 +82,7 @@ __all__ = [
     "SubcallResult",
     "SubcallResults",
     "ToWorker",
+    "Tool",
     "ToolReturned",
     "VariableList",
     "Variables",
@@ -75,11 +91,6 @@ __all__ = [
 
 MAX_FRAME = 64 << 20
 """Bytes. A longer frame is a violation; output is sent in pieces of at most 1 MiB."""
-
-MAX_PROMPTS = 100_000
-"""Prompts of one `SendSubcalls`: empty ones have no size, and each costs the kernel a call."""
-
-Id = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -121,6 +132,13 @@ class Begin(_Message, frozen=True, kw_only=True, tag="begin"):
     history: list[dict[str, str]] = []
     """The root's messages so far, as ``history`` in the REPL."""
 
+    tools: list[str] = []
+    """Functions of a person's cells, or files with functions, that the run's sub-models may
+    use."""
+
+    pickled: bytes = b""
+    """The functions of a program that they may use, as a list that cloudpickle wrote."""
+
 
 class LoadPrompt(_Message, frozen=True, kw_only=True, tag="load_prompt"):
     """Take ``P`` from the memfd that comes with this frame. Answered by `Loaded`."""
@@ -138,29 +156,6 @@ class ReadPrompt(_Message, frozen=True, kw_only=True, tag="read_prompt"):
     id: Id
 
 
-class SubcallFailure(_Message, frozen=True, kw_only=True):
-    """Why one sub-call has no result."""
-
-    reason: str
-
-
-class SubcallResult(_Message, frozen=True, kw_only=True):
-    """One result of a batch."""
-
-    index: int
-    text: str = ""
-    error: SubcallFailure | None = None
-    call_id: str = ""
-    """Names the call in record and views; empty where nothing was sent."""
-
-
-class SubcallResults(_Message, frozen=True, kw_only=True, tag="subcall_results"):
-    """Results for `SendSubcalls` *id*, as they come; the batch is done when every index came."""
-
-    id: Id
-    results: list[SubcallResult]
-
-
 class InputReply(_Message, frozen=True, kw_only=True, tag="input_reply"):
     """Answer to `GetInput`. ``None`` is end of file."""
 
@@ -172,7 +167,7 @@ class BudgetLeft(_Message, frozen=True, kw_only=True, tag="budget_left"):
     """Answer to `GetBudget`; what ``budget()`` returns."""
 
     id: Id
-    budget: dict[str, float | int | None]
+    budget: BudgetView
 
 
 class RunReply(_Message, frozen=True, kw_only=True, tag="run_reply"):
@@ -237,18 +232,6 @@ class CommToWorker(_Message, frozen=True, kw_only=True, tag="comm_in"):
     metadata: dict[str, Any] = {}
     buffers: list[bytes] = []
     parent: dict[str, Any] = {}
-
-
-class CallTool(_Message, frozen=True, kw_only=True, tag="call_tool"):
-    """A sub-call's model asks for a tool of this run. Answered by `ToolReturned`.
-
-    It comes while the worker waits for sub-calls; tools run in the thread of the cell.
-    """
-
-    id: Id
-    name: str
-    arguments: str
-    """JSON, as the model wrote it."""
 
 
 class Ping(_Message, frozen=True, kw_only=True, tag="ping"):
@@ -322,47 +305,6 @@ class GetInput(_Message, frozen=True, kw_only=True, tag="get_input"):
     password: bool = False
 
 
-class SendSubcalls(_Message, frozen=True, kw_only=True, tag="send_subcalls"):
-    """Call a model for every prompt. Answered by `SubcallResults`, or `Failed` for all."""
-
-    id: Id
-    cell: Id
-    kind: Literal["llm", "rlm"]
-    prompts: Annotated[list[str], Meta(max_length=MAX_PROMPTS)]
-    params: SubcallParams = SubcallParams()
-    retry_of: Annotated[list[str], Meta(max_length=MAX_PROMPTS)] = []
-    """For each prompt the id of the call that it asks again; empty where none does."""
-
-
-class Verdict(_Message, frozen=True, kw_only=True):
-    """Whether the reply of one call was a value of its typed sub-task."""
-
-    call_id: str
-    ok: bool
-    reason: str = ""
-
-
-class JudgeSubcalls(_Message, frozen=True, kw_only=True, tag="judge_subcalls"):
-    """What the worker found when it checked replies of a typed sub-task. Not answered."""
-
-    task: str
-    verdicts: Annotated[list[Verdict], Meta(max_length=MAX_PROMPTS)]
-
-
-class ToolReturned(_Message, frozen=True, kw_only=True, tag="tool_returned"):
-    """Answer to `CallTool`: what the tool returned, as text, or why it failed."""
-
-    id: Id
-    text: str = ""
-    error: str = ""
-
-
-class CancelSubcalls(_Message, frozen=True, kw_only=True, tag="cancel_subcalls"):
-    """Nobody waits for the rest of batch *id* any more."""
-
-    id: Id
-
-
 class GetBudget(_Message, frozen=True, kw_only=True, tag="get_budget"):
     """``budget()`` in a cell."""
 
@@ -403,7 +345,10 @@ class Ready(_Message, frozen=True, kw_only=True, tag="ready"):
     """``None`` where no prompt is loaded."""
 
     error: str = ""
-    """Why ``P`` cannot be used, such as a type that is no prompt."""
+    """Why ``P`` or a tool cannot be used, such as a type that is no prompt."""
+
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] = []
+    """The tools that were named."""
 
 
 class Loaded(_Message, frozen=True, kw_only=True, tag="loaded"):

@@ -9,12 +9,11 @@ of `Repl.execute`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import msgspec
 
@@ -31,33 +30,26 @@ from rlm_kernel.repl.interrupt import interrupt_cell
 from rlm_kernel.repl.live import Worker
 from rlm_kernel.repl.messages import (
     Begin,
+    CallTool,
     CommDone,
     CommToWorker,
-    Complete,
     Completeness,
     Completions,
     Execute,
-    Inspect,
     Inspection,
-    IsComplete,
     Loaded,
     LoadPrompt,
     ReadPrompt,
     Ready,
-    ToWorker,
-    VariableList,
-    Variables,
+    ToolReturned,
 )
-from rlm_kernel.repl.output import MAX_OUTPUT, Unshowable, plain
+from rlm_kernel.repl.output import MAX_OUTPUT
 from rlm_kernel.repl.prompt_file import write_memfd
+from rlm_kernel.repl.questions import Questions
 from rlm_kernel.repl.tree import WORKER_ARGV, Tree
+from rlm_kernel.repl.widgets import WidgetMessages
 
 __all__ = ["Repl"]
-
-_QUERY_S = 10.0
-"""Seconds that completion and its like may take before an empty answer is given."""
-
-T = TypeVar("T")
 
 
 class Repl:
@@ -78,8 +70,8 @@ class Repl:
         self._early_interrupt = False
         self._closing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._comms: dict[int, asyncio.Future[CommDone]] = {}
-        """Messages to widgets that are not through, oldest first."""
+        self._widgets = WidgetMessages()
+        self._questions = Questions(self._incoming, self._ids, self._ready)
 
     @property
     def handler(self) -> ReplHandler:
@@ -323,23 +315,57 @@ class Repl:
         cell = self._incoming.cell
         if cell is not None:
             return cell.id, cell.over
-        return next(iter(self._comms.items()), None)
+        return self._widgets.oldest()
 
     # --- the prompt and runs ------------------------------------------------------------------
 
-    async def begin(self, run_id: str, history: Sequence[dict[str, str]] = ()) -> Ready:
-        """Install the names of the REPL afresh for a run. The answer tells of ``P``.
+    async def begin(
+        self,
+        run_id: str,
+        history: Sequence[dict[str, str]] = (),
+        *,
+        tools: Sequence[str] = (),
+        pickled: bytes = b"",
+    ) -> Ready:
+        """Install the names of the REPL afresh for a run. The answer tells of ``P`` and the tools.
+
+        Parameters
+        ----------
+        history, tools, pickled
+            See `rlm_kernel.repl.messages.Begin`.
 
         Raises
         ------
         WorkerDied
             The worker ended meanwhile.
+        UsageError
+            The tools are too large for the link.
         """
         async with self._turns:
             await self._last_cell_over()
             worker = await self._ready()
-            message = Begin(id=next(self._ids), run_id=run_id, history=list(history))
+            message = Begin(
+                id=next(self._ids),
+                run_id=run_id,
+                history=list(history),
+                tools=list(tools),
+                pickled=pickled,
+            )
             return await worker.request(message.id, message, Ready)
+
+    async def call_tool(self, batch: int, name: str, arguments: str) -> ToolReturned:
+        """Run a tool of the run, where the REPL waits for the sub-calls of request *batch*.
+
+        Raises
+        ------
+        WorkerDied
+            There is no worker, or it ended meanwhile.
+        UsageError
+            The arguments are too large for the link.
+        """
+        worker = self._tree.worker
+        message = CallTool(id=next(self._ids), batch=batch, name=name, arguments=arguments)
+        return await worker.request(message.id, message, ToolReturned)
 
     async def load_prompt(self, prompt: Prompt, *, source: str = "") -> PromptInfo:
         """Make *prompt* the ``P`` of the REPL.
@@ -402,45 +428,19 @@ class Repl:
 
     async def complete(self, code: str, cursor_pos: int) -> Completions:
         """Completions at *cursor_pos* (code points); none while a cell runs."""
-        nothing = Completions(id=0, matches=[], cursor_start=cursor_pos, cursor_end=cursor_pos)
-        message = Complete(id=next(self._ids), code=code, cursor_pos=cursor_pos)
-        answer = await self._ask(message.id, message, nothing)
-        with contextlib.suppress(Unshowable):
-            return msgspec.structs.replace(answer, metadata=plain(answer.metadata))
-        return nothing
+        return await self._questions.complete(code, cursor_pos)
 
     async def inspect(self, code: str, cursor_pos: int, detail_level: int = 0) -> Inspection:
         """What is known of the object at *cursor_pos*; nothing while a cell runs."""
-        message = Inspect(
-            id=next(self._ids), code=code, cursor_pos=cursor_pos, detail_level=detail_level
-        )
-        nothing = Inspection(id=0, found=False)
-        answer = await self._ask(message.id, message, nothing)
-        with contextlib.suppress(Unshowable):
-            return msgspec.structs.replace(answer, data=plain(answer.data))
-        return nothing
+        return await self._questions.inspect(code, cursor_pos, detail_level)
 
     async def is_complete(self, code: str) -> Completeness:
         """Whether *code* can run as it is; ``unknown`` while a cell runs."""
-        message = IsComplete(id=next(self._ids), code=code)
-        return await self._ask(message.id, message, Completeness(id=0, status="unknown"))
+        return await self._questions.is_complete(code)
 
     async def variables(self) -> list[Variable]:
         """The variables of the REPL; while a cell runs, those of its start."""
-        known = VariableList(id=0, variables=self._incoming.inventory.variables())
-        message = Variables(id=next(self._ids))
-        return (await self._ask(message.id, message, known)).variables
-
-    async def _ask(self, message_id: int, message: ToWorker, otherwise: T) -> T:
-        """Return the worker's answer, or *otherwise* where it is busy, slow or gone."""
-        if self._incoming.cell is not None:
-            return otherwise
-        try:
-            worker = await self._ready()
-            async with asyncio.timeout(_QUERY_S):
-                return await worker.request(message_id, message, type(otherwise))
-        except (WorkerDied, UsageError, TimeoutError):
-            return otherwise
+        return await self._questions.variables()
 
     def comm(
         self, message: CommToWorker, on_start: Callable[[int], None] | None = None
@@ -464,22 +464,12 @@ class Repl:
         """
         worker = self._tree.worker
         if not worker.is_up:
-            nothing: asyncio.Future[CommDone] = asyncio.get_running_loop().create_future()
-            nothing.set_exception(WorkerDied("There is no worker, and so no widget."))
-            nothing.exception()  # nobody may be waiting, and that is no error
-            return nothing
+            return self._widgets.to_nobody()
         message = msgspec.structs.replace(message, id=next(self._ids))
         self._incoming.let_widgets_send()
-        handled = worker.request(message.id, message, CommDone)
-        self._comms[message.id] = handled
-        handled.add_done_callback(lambda _: self._forget_comm(message.id))
+        handled = self._widgets.send(worker, message)
         guarded(on_start)(message.id)
         return handled
-
-    def _forget_comm(self, number: int) -> None:
-        handled = self._comms.pop(number)
-        if not handled.cancelled():
-            handled.exception()  # nobody may be waiting, and that is no error
 
     # --- helpers ------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from rlm_kernel.budget_view import BudgetView, as_text
 from rlm_kernel.cells import PromptInfo
 from rlm_kernel.engine.decisions import Decision
 from rlm_kernel.engine.run import Run
@@ -23,7 +24,7 @@ class Steered(Protocol):
     run: Run | None
     prompt: PromptInfo | None
 
-    def budget(self) -> dict[str, float | int | None]:
+    def budget(self) -> BudgetView:
         """What is used, set aside and left."""
 
     def decide(self, decision: Decision) -> Run:
@@ -66,11 +67,7 @@ def _stop(session: Steered, args: Sequence[str]) -> str:
 
 
 def _budget(session: Steered, args: Sequence[str]) -> str:
-    lines = [
-        f"{name.replace('_', ' '):18} {'no limit' if value is None else f'{value:,}'}"
-        for name, value in session.budget().items()
-    ]
-    return "\n".join(lines)
+    return as_text(session.budget())
 
 
 def _accept(session: Steered, args: Sequence[str]) -> str:

@@ -20,3 +20,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 0
     parent_run_id: str = ""
     parent_call_id: str = ""
+    pickled_tools: bytes = b""
+    """Functions of a program for the models of sub-calls; see `Begin.pickled`."""

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypedDict
 
+from rlm_kernel.budget_view import BudgetView
 from rlm_kernel.cells import CellResult, ErrorOutput, Output, PromptInfo
 from rlm_kernel.engine.budget import Budget, Ledger
 from rlm_kernel.engine.decisions import Policy, ask, automatic
@@ -30,16 +31,28 @@ from rlm_kernel.repl.messages import (
     StartRun,
     SubcallResult,
 )
+from rlm_kernel.session.budget import view_of
 from rlm_kernel.session.eventlog import EventLog
 from rlm_kernel.session.models import Models
 from rlm_kernel.session.progress import Progress
 from rlm_kernel.session.request import Request
 from rlm_kernel.session.settings import Settings
-from rlm_kernel.session.subcalls import budget_of, judge_subcalls, send_subcalls
+from rlm_kernel.session.subcalls import judge_subcalls, send_subcalls
+from rlm_kernel.session.tools import specs_of, toolbox_of
+from rlm_kernel.session.whole_prompt import is_whole
 from rlm_kernel.subcalls.batch import ChildOutcome
+from rlm_kernel.subcalls.endpoint import ToolSpec
 from rlm_kernel.subcalls.scheduler import Scheduler
+from rlm_kernel.subcalls.tools import Toolbox
 
 __all__ = ["FrontEnd", "Session", "new_id"]
+
+
+class _Given(TypedDict, total=False):
+    """Tools as `Repl.begin` takes them."""
+
+    tools: Sequence[str]
+    pickled: bytes
 
 
 def new_id() -> str:
@@ -87,6 +100,10 @@ class Session:
         Who is asked for input and sees late output.
     owner
         True where closing this session closes *log*, *models* and *scheduler* too.
+    above
+        The prompts of the runs above those of this session, nearest first.
+    toolbox
+        The tools of the run above, for the models of its child's sub-calls too.
     """
 
     def __init__(
@@ -98,6 +115,8 @@ class Session:
         scheduler: Scheduler,
         front_end: FrontEnd | None = None,
         owner: bool = True,
+        above: Sequence[PromptInfo] = (),
+        toolbox: Toolbox | None = None,
     ) -> None:
         self.repl = repl
         self.log = log
@@ -112,6 +131,11 @@ class Session:
         self._person = Ledger(Budget(max_subcalls=None))
         self._ledger: Ledger | None = None
         self.progress = Progress()
+        self._above = tuple(above)
+        self._handed = toolbox
+        self._pickled = b""
+        self._tools: list[ToolSpec] = []
+        """Of the run that is going on, where they are functions of this REPL."""
         self._restore = False
         self._stopping = False
         """The run was stopped: a turn that a front end is about to start is not to run."""
@@ -150,9 +174,11 @@ class Session:
         settings = request.settings
         dialect = dialect_named(settings.dialect)
         run_id = run_id or new_id()
-        ready = await self.repl.begin(run_id, [])
-        if ready.prompt is None:
+        self._pickled = request.pickled_tools
+        ready = await self.repl.begin(run_id, [], **self._given_tools(settings))
+        if ready.error or ready.prompt is None:
             raise UsageError(ready.error or "no prompt is loaded; load one with %prompt FILE")
+        tools = specs_of(ready.tools)
         self.prompt = ready.prompt
         root = root or await self.models.root(settings.root, request.query)
         await self._record_prompt(ready.prompt)
@@ -160,6 +186,7 @@ class Session:
         sub_context = await self.models.sub_context(settings)
         self._ledger = ledger
         self.settings = settings
+        self._tools = tools
         self._stopping = False
         self.run = Run(
             run_id=run_id,
@@ -191,6 +218,7 @@ class Session:
             self.run = None
             self.turn = 0
             self._ledger = None
+            self._tools, self._pickled = [], b""
             await run.root.close()
             self.log.flush()
 
@@ -232,7 +260,7 @@ class Session:
         await self._restore_prompt(len(history))
         self.turn = turn
         try:
-            return await self.repl.execute(
+            executed = await self.repl.execute(
                 source,
                 turn=turn,
                 history=[{"role": m.role, "content": m.content} for m in history],
@@ -242,6 +270,8 @@ class Session:
             )
         finally:
             self.turn = 0
+        self.ledger.waited += executed.result.waited_s
+        return executed
 
     async def _restore_prompt(self, news: int = 0) -> None:
         """Give a new worker ``P`` and the messages, but for the last *news*: those come anew."""
@@ -252,7 +282,7 @@ class Session:
         await self.repl.load_prompt_chunks(chunks, kind=self.prompt.kind, source=self.prompt.source)
         told = self.run.history[: len(self.run.history) - news]
         messages = [{"role": m.role, "content": m.content} for m in told]
-        await self.repl.begin(self.run.run_id, messages)
+        await self.repl.begin(self.run.run_id, messages, **self._given_tools(self.settings))
 
     async def stop_turn(self) -> None:
         """The run ends: interrupt its cell, and start none that is on its way."""
@@ -313,9 +343,9 @@ class Session:
         """``%rlm`` in a REPL without a person."""
         raise UsageError("%rlm commands are for the person at the notebook")
 
-    def budget(self) -> dict[str, float | int | None]:
+    def budget(self) -> BudgetView:
         """What ``budget()`` shows: used and set aside by this run, left by it and all above."""
-        return budget_of(self.ledger)
+        return view_of(self.ledger, in_run=self.run is not None)
 
     def subcalls(
         self,
@@ -330,14 +360,46 @@ class Session:
         """The worker checked replies of a typed sub-task."""
         judge_subcalls(self, message)
 
-    async def run_child(self, request: Request, prompt: str, parent: Ledger) -> ChildOutcome:
+    def toolbox(self, batch: int) -> Toolbox | None:
+        """The tools that models may use for the sub-calls of request *batch*."""
+        return self._handed or toolbox_of(self._tools, self.repl, batch)
+
+    def _given_tools(self, settings: Settings) -> _Given:
+        # A child run has those of the run above it, which are functions of another REPL.
+        if not self._owner:
+            return {}
+        return {"tools": settings.tools, "pickled": self._pickled}
+
+    async def is_whole_prompt(self, text: str) -> bool:
+        """Whether a child run of *text* would get the whole ``P`` of a run again, and must not."""
+        if self.run is None or self.settings.allow_whole_prompt:
+            return False
+        for prompt in self._line():
+            if await is_whole(text, prompt, self.log.record):
+                return True
+        return False
+
+    def _line(self) -> tuple[PromptInfo, ...]:
+        """The prompts of the run that is going on and of those above it."""
+        own = () if self.run is None or self.prompt is None else (self.prompt,)
+        return own + self._above
+
+    async def run_child(
+        self, request: Request, prompt: str, parent: Ledger, toolbox: Toolbox | None
+    ) -> ChildOutcome:
         """Let a run below that of *parent* answer *request* about *prompt*, in its own REPL."""
         repl = await Repl.start()
         child = Session(
-            repl, log=self.log, models=self.models, scheduler=self.scheduler, owner=False
+            repl,
+            log=self.log,
+            models=self.models,
+            scheduler=self.scheduler,
+            owner=False,
+            above=self._line(),
+            toolbox=toolbox,
         )
         run_id = new_id()
-        ledger = parent.child(parent.budget)
+        ledger = parent.child(parent.remaining())
         try:
             await repl.load_prompt(prompt, source=f"sub-call {request.parent_call_id}")
             run = await child.prepare(request, ledger=ledger, run_id=run_id)

@@ -9,6 +9,7 @@ import msgspec
 
 from rlm_kernel.engine.budget import Budget
 from rlm_kernel.errors import UsageError
+from rlm_kernel.tool_function import tool_names
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -17,6 +18,7 @@ __all__ = ["Settings", "with_options"]
 PolicyName = Literal["run", "ask"]
 
 _BUDGET = frozenset(Budget.__struct_fields__)
+_OTHER = frozenset(("root", "sub", "dialect", "policy", "tools", "allow_whole_prompt"))
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +33,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dialect: str = "paper"
     policy: PolicyName = "run"
     budget: Budget = Budget()
+    tools: tuple[str, ...] = ()
+    """Functions of a person's cells, or files of functions (``.py``), for the models of
+    sub-calls."""
+
+    allow_whole_prompt: bool = False
+    """Whether a child run may get the whole ``P`` of a run above it."""
 
 
 def with_options(settings: Settings, options: Mapping[str, str | bool | None]) -> Settings:
@@ -43,10 +51,12 @@ def with_options(settings: Settings, options: Mapping[str, str | bool | None]) -
     """
     given = {name: value for name, value in options.items() if value is not None}
     budget = {name: value for name, value in given.items() if name in _BUDGET}
-    other = {name: value for name, value in given.items() if name not in _BUDGET}
-    unknown = other.keys() - {"root", "sub", "dialect", "policy"}
+    other: dict[str, object] = {name: value for name, value in given.items() if name not in _BUDGET}
+    unknown = other.keys() - _OTHER
     if unknown:
         raise UsageError(f"unknown option {min(unknown)!r}; see %%rlm? for the options")
+    if isinstance(tools := other.get("tools"), str):
+        other["tools"] = tuple(tool_names(tools))
     return _changed(_changed(settings, budget=_changed(settings.budget, **budget)), **other)
 
 

@@ -1,25 +1,30 @@
-"""Sub-calls of a session: what the worker asks of models, and what ``budget()`` tells it."""
+"""Sub-calls of a session: what the worker asks of models."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from rlm_kernel.cells import SubcallParams
-from rlm_kernel.engine.budget import Ledger
 from rlm_kernel.engine.events import SubcallJudged
-from rlm_kernel.errors import RLMError
+from rlm_kernel.errors import RLMError, SubcallError
 from rlm_kernel.repl.messages import JudgeSubcalls, SendSubcalls, SubcallFailure, SubcallResult
 from rlm_kernel.session.models import is_spec
 from rlm_kernel.session.request import TASK_QUERY, Request
 from rlm_kernel.subcalls.batch import ChildOutcome, Outcome
+from rlm_kernel.subcalls.tools import Toolbox
 
 if TYPE_CHECKING:
     from rlm_kernel.session.session import Session
 
-__all__ = ["budget_of", "judge_subcalls", "send_subcalls"]
+__all__ = ["judge_subcalls", "send_subcalls"]
+
+_WHOLE = (
+    "the child run would get the whole of P again, or of the P of a run above it: pass a part of "
+    "it, or start the run with allow_whole_prompt"
+)
 
 
 def send_subcalls(
@@ -30,6 +35,7 @@ def send_subcalls(
 ) -> Callable[[], None]:
     """Start the sub-calls of *request*; returns what cancels the rest. See `ReplHandler`."""
     settings, run, params = session.settings, session.run, request.params
+    toolbox = session.toolbox(request.id)
     spec = params.model if is_spec(params.model) else None
     if spec is not None:
         params = msgspec.structs.replace(params, model=None)
@@ -49,7 +55,8 @@ def send_subcalls(
             turn=session.turn,
             ledger=session.ledger,
             deliver=done,
-            spawn_child=_spawner(session, spec),
+            spawn_child=_spawner(session, spec, toolbox),
+            toolbox=toolbox,
             resolve=lambda model: session.models.sub(settings, spec),
         )
     except RLMError as error:
@@ -74,40 +81,15 @@ def judge_subcalls(session: Session, message: JudgeSubcalls) -> None:
         session.log.emit(run_id, event)
 
 
-def budget_of(ledger: Ledger) -> dict[str, float | int | None]:
-    """Used and set aside by the run of *ledger*, left by it and all above."""
-    used, held = ledger.used, ledger.reserved
-    line = ledger.line()
-    shown: dict[str, float | int | None] = {
-        "tokens_used": used.tokens,
-        "tokens_reserved": held.tokens,
-        "tokens_left": _least(
-            (at.budget.max_tokens, at.used.tokens + at.reserved.tokens) for at in line
-        ),
-        "subcalls_used": ledger.subcalls,
-        "subcalls_reserved": held.subcalls,
-        "subcalls_left": _least(
-            (at.budget.max_subcalls, at.subcalls + at.reserved.subcalls) for at in line
-        ),
-        "turns_used": ledger.turns,
-        "turns_left": ledger.budget.max_turns - ledger.turns,
-        "depth_left": max(ledger.budget.max_depth - ledger.depth, 0),
-        "cost_used": round(used.cost, 6),
-        "cost_left": _least((at.budget.max_cost, at.used.cost + at.reserved.cost) for at in line),
-        "seconds_used": round(ledger.elapsed(), 3),
-    }
-    seconds = ledger.seconds_left()
-    shown["seconds_left"] = None if seconds is None else round(max(seconds, 0), 3)
-    return shown
-
-
 def _spawner(
-    session: Session, spec: str | None
+    session: Session, spec: str | None, toolbox: Toolbox | None
 ) -> Callable[[str, str, SubcallParams], Awaitable[ChildOutcome]]:
     settings, parent = session.settings, session.ledger
     parent_run_id = session.run.run_id if session.run is not None else ""
 
     async def spawn(call_id: str, prompt: str, params: SubcallParams) -> ChildOutcome:
+        if await session.is_whole_prompt(prompt):
+            return ChildOutcome(run_id="", error=SubcallError(_WHOLE))
         request = Request(
             query=params.query or TASK_QUERY,
             settings=session.models.child_settings(settings, spec or params.model),
@@ -115,19 +97,13 @@ def _spawner(
             parent_run_id=parent_run_id,
             parent_call_id=call_id,
         )
-        return await session.run_child(request, prompt, parent)
+        return await session.run_child(request, prompt, parent, toolbox)
 
     return spawn
 
 
 def _nothing() -> None:
     """There is nothing to cancel."""
-
-
-def _least(limits: Iterable[tuple[float | None, float]]) -> float | int | None:
-    """The least that is left of limits, given with what is used of each."""
-    left = [max(limit - used, 0) for limit, used in limits if limit is not None]
-    return min(left, default=None)
 
 
 def _result(outcome: Outcome) -> SubcallResult:

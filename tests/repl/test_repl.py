@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rlm_kernel.budget_view import BudgetView, Spending
 from rlm_kernel.cells import ErrorOutput, Output, Stream, Variable
 from rlm_kernel.errors import BudgetExceeded, PromptError, RLMError, SubcallError, WorkerDied
 from rlm_kernel.repl import Nobody, Repl
@@ -264,8 +265,8 @@ class Answering(Nobody):
         assert self._input is not None
         return f"{prompt}{password}{await self._input}"
 
-    def budget(self) -> dict[str, float | int | None]:
-        return {"tokens_left": 5}
+    def budget(self) -> BudgetView:
+        return BudgetView(run=Spending(tokens_left=5))
 
 
 async def test_subcalls_are_answered_in_any_order_and_failures_stay_single(repl: Repl) -> None:

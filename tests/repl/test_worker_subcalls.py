@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rlm_kernel.budget_view import BudgetView, Spending
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.repl import messages
 from tests.repl.worker_driver import WorkerDriver, echo
@@ -217,10 +218,31 @@ def test_waiting_is_told_apart_from_working(worker: WorkerDriver) -> None:
 
 
 def test_budget(worker: WorkerDriver) -> None:
-    """What the kernel says, as a dict."""
+    """What the kernel says of this run as a dict, beside it that of the tree, and a table."""
+    view = BudgetView(run=Spending(tokens_left=5), tree=Spending(tokens_used=1234))
 
     def left(message: messages.FromWorker) -> messages.ToWorker | None:
         assert isinstance(message, messages.GetBudget)
-        return messages.BudgetLeft(id=message.id, budget={"tokens": 5, "seconds": None})
+        return messages.BudgetLeft(id=message.id, budget=view)
 
-    assert worker.run("budget()", answer=left).result == "{'tokens': 5, 'seconds': None}"
+    code = (
+        "b = budget()\nb['tokens_left'], b['seconds_left'], b.tree.tokens_used, 'turns_used' in b"
+    )
+    assert worker.run(code, answer=left).result == "(5, None, 1234, True)"
+    shown = worker.run("budget()", answer=left).result
+    assert shown is not None
+    assert ("this run" in shown, "whole tree" in shown, "1,234" in shown) == (True,) * 3
+    assert worker.run("dict(budget())['tokens_left']", answer=left).result == "5"
+
+
+def test_budget_counts_the_waits_of_the_cell_that_asks(worker: WorkerDriver) -> None:
+    """The kernel hears of them only when the cell is over."""
+
+    def answer(message: messages.FromWorker) -> messages.ToWorker | None:
+        if isinstance(message, messages.GetBudget):
+            return messages.BudgetLeft(id=message.id, budget=BudgetView())
+        return echo(message)
+
+    code = "first = budget()['waited_s']\nsub_RLM('x')\nfirst == 0 < budget()['waited_s'] < 60"
+    cell = worker.run(code, answer=answer)
+    assert cell.result == "True"

@@ -21,16 +21,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from rlm_kernel.errors import SubcallError
 from rlm_kernel.repl import messages
-from rlm_kernel.repl.frames import MAX_VALUES, holds_too_many
-from rlm_kernel.repl.messages import FromWorker, ToWorker
+from rlm_kernel.repl.messages import CallTool, FromWorker, ToWorker
+from rlm_kernel.repl.worker.captured import captured
+from rlm_kernel.repl.worker.encoding import FrameTooLarge, frame_of
 from rlm_kernel.repl.worker.interrupts import Interrupts
-from rlm_kernel.repl.worker.plain import encode_hook, plain
+from rlm_kernel.repl.worker.waiter import Accept, Reply, Request, Waiter
 
 if TYPE_CHECKING:
     import asyncio  # costs 30 ms at start, and most sessions never await
@@ -46,32 +47,7 @@ __all__ = [
     "settle",
 ]
 
-Reply = (
-    messages.SubcallResults
-    | messages.InputReply
-    | messages.BudgetLeft
-    | messages.RunReply
-    | messages.Failed
-)
-"""What answers a request of the worker's; anything else from the kernel is a command."""
-
-Request = (
-    messages.SendSubcalls
-    | messages.GetInput
-    | messages.GetBudget
-    | messages.StartRun
-    | messages.RunCommand
-)
-"""What the worker asks of the kernel, and waits for."""
-
-Accept = Callable[[Reply], bool]
-"""Takes a reply and says whether the request is complete."""
-
 _READ = 1 << 18
-
-
-class FrameTooLarge(ValueError):
-    """A message is longer, or holds more values, than the link allows."""
 
 
 class LinkLost(RuntimeError):
@@ -87,29 +63,6 @@ class Command(msgspec.Struct, frozen=True):
 
     message: ToWorker
     fd: int | None = None
-
-
-class _Waiter:
-    """Somebody who waits for a reply."""
-
-    __slots__ = ("aborted", "accept", "bell", "done", "id", "main", "notify", "thread")
-
-    def __init__(self, number: int, accept: Accept | None, *, main: bool = False) -> None:
-        self.id = number
-        self.accept = accept
-        self.main = main
-        self.thread = threading.get_ident()
-        self.done = False
-        self.aborted = False
-        self.bell: SimpleQueue[None] = SimpleQueue()
-        self.notify: Callable[[], None] | None = None
-
-    def finish(self) -> None:
-        self.done = True
-        if self.notify is None:
-            self.bell.put(None)
-        else:
-            self.notify()
 
 
 class Link:
@@ -129,7 +82,6 @@ class Link:
         self._sock = sock
         self.interrupts = interrupts
         interrupts.on_interrupt = self._note_interrupt
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)
         self._decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
         self._in = bytearray()
         self._out = bytearray()
@@ -137,9 +89,9 @@ class Link:
         self._ids = itertools.count(1)
         self._last_id = 0
         self._cut = 0
-        self._waiters: dict[int, _Waiter] = {}
-        self._followers: deque[_Waiter] = deque()
-        self._leader: _Waiter | None = None
+        self._waiters: dict[int, Waiter] = {}
+        self._followers: deque[Waiter] = deque()
+        self._leader: Waiter | None = None
         self._mutex = threading.Lock()
         # Reentrant, because a finalizer or a signal handler of the user's may print while
         # this very thread is in here.
@@ -148,8 +100,11 @@ class Link:
         self._filling = self._draining = False
         self._loops: dict[asyncio.AbstractEventLoop, int] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._idle: _Waiter | None = None
+        self._idle: Waiter | None = None
         self.commands: deque[Command] = deque()
+        self.on_tool: Callable[[CallTool], None] = _no_tools
+        """Runs a tool in the thread or task that waits for the sub-call, which then goes on."""
+
         self.on_command: Callable[[], None] | None = None
         """Called, in any thread, when a command came and nobody waits for one."""
 
@@ -174,7 +129,7 @@ class Link:
         """
         if self.dead:
             return
-        frame = self._frame(message)
+        frame = frame_of(message)
         main = self.interrupts.enter()
         try:
             self._acquire_writing(main)
@@ -184,31 +139,6 @@ class Link:
                 self._writing.release()
         finally:
             self.interrupts.leave(main)
-
-    def _frame(self, message: FromWorker) -> bytearray:
-        frame = bytearray(4)
-        try:
-            self._encoder.encode_into(message, frame, 4)
-        except (UnicodeEncodeError, OverflowError):
-            # Lone surrogates and huge integers: rare enough to be found out by failing.
-            builtins = msgspec.to_builtins(
-                message, builtin_types=(bytes,), enc_hook=encode_hook, str_keys=False
-            )
-            frame = bytearray(4)
-            self._encoder.encode_into(plain(builtins), frame, 4)
-        size = len(frame) - 4
-        if size > messages.MAX_FRAME:
-            raise FrameTooLarge(
-                f"{size / 2**20:.0f} MiB are more than the {messages.MAX_FRAME >> 20} MiB that "
-                "one message between REPL and kernel can hold; make it smaller"
-            )
-        if holds_too_many(frame, 4):
-            raise FrameTooLarge(
-                f"more than the {MAX_VALUES:,} numbers, texts and containers that one message "
-                "between REPL and kernel can hold; make it smaller"
-            )
-        frame[:4] = size.to_bytes(4, "little")
-        return frame
 
     def _acquire_writing(self, main: bool) -> None:
         # Not in a window: an exception right after the acquisition would leave it locked.
@@ -255,12 +185,13 @@ class Link:
         LinkLost
             In a process that user code forked.
         """
-        self._check_alive()
+        self._check(message)
         main = threading.current_thread() is threading.main_thread()
-        waiter = _Waiter(message.id, accept, main=main)
+        waiter = Waiter(message.id, accept, main=main)
         with self._awaited(message, waiter):
             self.send(message)
-            self._wait(waiter)
+            while not self._wait(waiter):
+                self.on_tool(waiter.calls.popleft())
         if waiter.aborted:
             raise Interrupted("the cell was interrupted")
 
@@ -268,17 +199,21 @@ class Link:
         """As `ask`, without blocking the running event loop, whichever it is."""
         import asyncio
 
-        self._check_alive()
+        self._check(message)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        waiter = _Waiter(message.id, accept)
-        waiter.notify = partial(_call_in, loop, partial(settle, future))
+        woken = asyncio.Event()
+        waiter = Waiter(message.id, accept)
+        waiter.notify = partial(_call_in, loop, woken.set)
         with self._awaited(message, waiter), self.attached(loop):
             self.send(message)
-            await future
+            while not waiter.done:
+                await woken.wait()
+                woken.clear()
+                while waiter.calls and not waiter.done:
+                    self.on_tool(waiter.calls.popleft())
 
     @contextmanager
-    def _awaited(self, message: Request, waiter: _Waiter) -> Iterator[None]:
+    def _awaited(self, message: Request, waiter: Waiter) -> Iterator[None]:
         """While inside, replies go to *waiter*.
 
         Results of sub-calls do so afterwards too: some may be on their way when their cell is
@@ -292,10 +227,17 @@ class Link:
             keep = False
             raise
         finally:
+            waiter.open = False
+            # Nobody runs these any more; what answers them is the worker's main loop.
+            for call in waiter.calls:
+                self._order(Command(call))
             if not keep:
                 self._waiters.pop(message.id, None)
 
-    def _check_alive(self) -> None:
+    def _check(self, message: Request) -> None:
+        if captured() is not None and isinstance(message, messages.SendSubcalls):
+            # Its own sub-call holds a place among those under way until it returns.
+            raise SubcallError("a tool cannot make sub-calls: let the model ask for them")
         if self.dead:
             raise LinkLost(
                 "a process forked by a cell cannot reach the kernel; use threads "
@@ -307,7 +249,7 @@ class Link:
         if self.dead:
             os._exit(0)  # a forked child came to the end of the cell that forked it
         while not self.commands:
-            self._idle = waiter = _Waiter(0, None, main=True)
+            self._idle = waiter = Waiter(0, None, main=True)
             if not self.commands:
                 self._wait(waiter)
             self._idle = None
@@ -331,10 +273,11 @@ class Link:
 
     # --- reading ----------------------------------------------------------------------------
 
-    def _wait(self, waiter: _Waiter) -> None:
+    def _wait(self, waiter: Waiter) -> bool:
+        """Wait for the reply. False where a tool is to be run first."""
         main = self.interrupts.enter()
         try:
-            while not waiter.done:
+            while not (waiter.done or waiter.calls):
                 if self._lead_or_follow(waiter):
                     self._lead(waiter, main)
                 else:
@@ -343,8 +286,9 @@ class Link:
         finally:
             self._step_down(waiter)
             self.interrupts.leave(main)
+        return waiter.done
 
-    def _lead_or_follow(self, waiter: _Waiter) -> bool:
+    def _lead_or_follow(self, waiter: Waiter) -> bool:
         with self._mutex:
             if self._leader is None or self._leader is waiter:
                 self._leader = waiter
@@ -353,22 +297,26 @@ class Link:
                 self._followers.append(waiter)
             return False
 
-    def _lead(self, waiter: _Waiter, main: bool) -> None:
-        while not waiter.done:
+    def _lead(self, waiter: Waiter, main: bool) -> None:
+        while not (waiter.done or waiter.calls):
             self._poll(select.POLLIN, main, leading=True)
             self._fill()
 
-    def _finish(self, waiter: _Waiter) -> None:
+    def _finish(self, waiter: Waiter) -> None:
+        waiter.done = True
+        self._wake_up(waiter)
+
+    def _wake_up(self, waiter: Waiter) -> None:
         """Wake whoever waits. A leader does not hear its bell: it is in poll().
 
         It may not have read its reply itself: an event loop, or a thread that is
         blocked in writing, reads too.
         """
-        waiter.finish()
+        waiter.wake()
         if waiter is self._leader and waiter.thread != threading.get_ident():
             os.eventfd_write(self._wake, 1)
 
-    def _step_down(self, waiter: _Waiter) -> None:
+    def _step_down(self, waiter: Waiter) -> None:
         with self._mutex:
             if self._leader is waiter:
                 self._leader = None
@@ -469,10 +417,19 @@ class Link:
                 self._waiters.pop(message.id, None)
                 self._finish(waiter)
             return
+        if isinstance(message, CallTool):
+            waiter = self._waiters.get(message.batch)
+            if waiter is not None and waiter.open:
+                waiter.calls.append(message)
+                self._wake_up(waiter)
+                return
         fd = None
         if isinstance(message, messages.LoadPrompt) and self._fds:
             fd = self._fds.popleft()
-        self.commands.append(Command(message, fd))
+        self._order(Command(message, fd))
+
+    def _order(self, command: Command) -> None:
+        self.commands.append(command)
         idle = self._idle
         if idle is not None:
             self._finish(idle)
@@ -486,6 +443,10 @@ class Link:
         self.dead = True
         with suppress(OSError):
             self._sock.close()
+
+
+def _no_tools(call: CallTool) -> None:
+    """Before a run has any."""
 
 
 def _drain_event(fd: int) -> None:

@@ -18,6 +18,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from rlm_kernel import errors
 from rlm_kernel.cells import PromptInfo
 from rlm_kernel.errors import PromptError
+from rlm_kernel.tool_function import tool_names
 
 if TYPE_CHECKING:
     from rlm_kernel.repl.worker.worker import Worker
@@ -116,6 +117,13 @@ class RLMMagics(Magics):
     @argument("--max-seconds", help="wall time")
     @argument("--max-cost", help="US dollars")
     @argument("--policy", help="run (by itself) or ask (before every cell)")
+    @argument("--tools", help="functions for the models of sub-calls: names, or a .py file")
+    @argument(
+        "--allow-whole-prompt",
+        action="store_true",
+        default=None,
+        help="let a child run get the whole P again",
+    )
     @argument("words", nargs="*", help="a command instead of a query, such as status or edit")
     @no_var_expand
     @line_cell_magic
@@ -148,6 +156,7 @@ class RLMMagics(Magics):
         if not query:
             raise UsageError("%%rlm needs the query in the lines below it")
         with _refusals():
+            self._worker.tools.load(tool_names(parsed.tools or ""))
             _show(self._worker.requests.start_run(query, given))
 
     def _command(self, line: str) -> None:

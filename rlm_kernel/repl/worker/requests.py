@@ -9,6 +9,7 @@ from typing import NoReturn, TypeVar
 
 from rlm_kernel.errors import BudgetExceeded, RLMError, SubcallError, UsageError
 from rlm_kernel.repl import messages
+from rlm_kernel.repl.worker.budget import BudgetNow
 from rlm_kernel.repl.worker.link import Link, Reply, Request
 from rlm_kernel.repl.worker.streams import Outlet, Streams
 
@@ -122,10 +123,12 @@ class Requests:
             raise EOFError("the input was closed")
         return reply.text
 
-    def budget(self) -> dict[str, float | int | None]:
-        """What is left of the run's budget."""
+    def budget(self) -> BudgetNow:
+        """What the run has used and set aside, and what is left of its budget."""
+        before = self.waited
         request = messages.GetBudget(id=self.link.next_id())
-        return self.one(request, messages.BudgetLeft).budget
+        view = self.one(request, messages.BudgetLeft).budget
+        return BudgetNow(view, waited=before)
 
     def start_run(self, query: str, options: dict[str, str | bool | None]) -> str:
         """Start a run after this cell; what the person is told."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlm_kernel.cells import Clear, Display, ErrorOutput, Output, Result, Stream
 from rlm_kernel.repl import messages
+from rlm_kernel.repl.worker.captured import captured
 from rlm_kernel.repl.worker.link import FrameTooLarge, Link
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Outlet:
 
     def rich(self, output: Display | Result) -> None:
         """Send a display or a result; what is over the limit is cut or left out."""
+        if captured() is not None:
+            return
         data: dict[str, Any] = {}
         for mime, content in output.data.items():
             size = len(content) if isinstance(content, (str, bytes)) else 0
@@ -129,7 +132,8 @@ class Outlet:
 
     def clear(self, wait: bool) -> None:
         """Ask the front end to clear what the cell has shown."""
-        self.raw(Clear(wait))
+        if captured() is None:
+            self.raw(Clear(wait))
 
     def raw(self, output: Output) -> None:
         """Send *output* as it is."""
@@ -192,6 +196,10 @@ class OutStream(io.TextIOBase):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         if self._shut:
             raise ValueError("I/O operation on closed file.")
+        below = captured()
+        if below is not None:
+            below.write(text)
+            return len(text)
         other = self._other
         if other is not None and other._parts:
             other.flush()

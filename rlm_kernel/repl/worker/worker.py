@@ -7,11 +7,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from rlm_kernel.cells import AnswerSet, ErrorOutput, PromptInfo
-from rlm_kernel.errors import PromptError
+from rlm_kernel.errors import PromptError, UsageError
 from rlm_kernel.prompts import check_prompt
 from rlm_kernel.repl import messages
 from rlm_kernel.repl.worker import assist
@@ -24,6 +24,7 @@ from rlm_kernel.repl.worker.requests import Requests
 from rlm_kernel.repl.worker.shell import make_shell
 from rlm_kernel.repl.worker.streams import Outlet, Streams
 from rlm_kernel.repl.worker.subcalls import SubRLM, make_aliases, make_subtask
+from rlm_kernel.repl.worker.tools import Tools
 from rlm_kernel.repl.worker.variables import Tracker
 
 __all__ = ["Worker"]
@@ -68,6 +69,7 @@ class Worker:
             messages.IsComplete: self._is_complete,
             messages.Variables: self._variables,
             messages.CommToWorker: self._comm,
+            messages.CallTool: self.tools.refuse,
             messages.Ping: self._ping,
         }
 
@@ -88,6 +90,8 @@ class Worker:
         }
         self.names = Names(namespace, self.prompt, self.book, offered)
         self.names.install()
+        self.tools = Tools(namespace, self.names.reserved, self.link, self.streams.flush)
+        self.link.on_tool = self.tools.run
         hidden = self.names.reserved.union(self.shell.user_ns_hidden)
         self.tracker = Tracker(namespace, frozenset(hidden))
 
@@ -148,7 +152,8 @@ class Worker:
         self.requests.begin_cell(allow_stdin=request.allow_stdin)
         self.kernel.set_parent(request.parent)
         self.names.begin_cell(turn=bool(request.turn), history=request.history)
-        ok, error, expressions, answer = self._run(request)
+        with self.tools.hidden() if request.turn else nullcontext():
+            ok, error, expressions, answer = self._run(request)
         self._tidy()
         restored = self._after_names()
         done = messages.Done(
@@ -267,8 +272,22 @@ class Worker:
         except PromptError as problem:
             error = f"P cannot be used: {problem}"
         self.names.begin_run(request.history)
+        tools, problem_of_tools = self._begin_tools(request)
         self.tracker.changes()
-        self.link.send(messages.Ready(id=request.id, prompt=info, error=error))
+        ready = messages.Ready(
+            id=request.id, prompt=info, error=error or problem_of_tools, tools=tools
+        )
+        self.link.send(ready)
+
+    def _begin_tools(self, request: messages.Begin) -> tuple[list[messages.Tool], str]:
+        """The tools of the run that begins, or why it has none."""
+        try:
+            with self._user_code():  # their files and modules are read
+                return self.tools.begin_run(request.tools, request.pickled), ""
+        except UsageError as error:
+            return [], str(error)
+        except BaseException as raised:
+            return [], f"the tools cannot be loaded, because of {type(raised).__name__}"
 
     def _load_prompt(self, command: Command) -> None:
         request = command.message

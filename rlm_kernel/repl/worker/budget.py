@@ -1,0 +1,34 @@
+"""What ``budget()`` returns in a cell."""
+
+from __future__ import annotations
+
+from msgspec.structs import asdict, replace
+
+from rlm_kernel.budget_view import BudgetView, as_html, as_text
+
+__all__ = ["BudgetNow"]
+
+
+class BudgetNow(dict[str, float | int | None]):
+    """Used, set aside and left by this run, as a dict; shown as a table.
+
+    Attributes
+    ----------
+    run, tree
+        `rlm_kernel.budget_view.Spending` of this run and of the whole tree of runs.
+    """
+
+    def __init__(self, view: BudgetView, *, waited: float = 0.0) -> None:
+        # The kernel knows what cells waited that are over; the one that asks is not.
+        self.run = replace(view.run, waited_s=view.run.waited_s + waited)
+        self.tree = replace(view.tree, waited_s=view.tree.waited_s + waited)
+        super().__init__(asdict(self.run))
+
+    def __repr__(self) -> str:
+        return as_text(self._view())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._view())
+
+    def _view(self) -> BudgetView:
+        return BudgetView(run=self.run, tree=self.tree)
