@@ -111,21 +111,13 @@ class Connection:
     ) -> Answer:
         session = self._session or await self._open()
         try:
-            target = self._urls.get(url) or self._parsed(url)
-            response = await session.request(method, target, data=body, allow_redirects=False)
             try:
-                if sink is not None and response.content_type == "text/event-stream":
-                    await self._pour(response, sink)
-                    return Answer(response.status, response.headers, streamed=True)
-                return Answer(response.status, response.headers, await self._read(response))
-            except BaseException:
-                # Releasing would keep reading a reply that nobody wants; closing cancels it.
-                response.close()
-                raise
-            finally:
-                # The end of the stream may come after [DONE]; without this the connection would
-                # stay open for as long as the garbage collector likes.
-                response.release()
+                return await self._exchange(session, method, url, body, sink)
+            except OSError as error:
+                if not _is_unsent(error):
+                    raise
+            # The server closed a kept connection just before it was used: a new one will do.
+            return await self._exchange(session, method, url, body, sink)
         except (OSError, TimeoutError) as error:
             raise self._unreachable(error) from None
         except EndpointError:
@@ -134,6 +126,37 @@ class Connection:
             if transport := self._transport_error(error):
                 raise transport from None
             raise
+
+    async def _exchange(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        url: str,
+        body: bytes | None,
+        sink: Sink | None,
+    ) -> Answer:
+        response = await session.request(
+            method,
+            self._urls.get(url) or self._parsed(url),
+            data=body,
+            # llama.cpp ends the connection after a stream, although it says that it keeps it: the
+            # next request on it would fail.
+            headers=None if sink is None else {"Connection": "close"},
+            allow_redirects=False,
+        )
+        try:
+            if sink is not None and response.content_type == "text/event-stream":
+                await self._pour(response, sink)
+                return Answer(response.status, response.headers, streamed=True)
+            return Answer(response.status, response.headers, await self._read(response))
+        except BaseException:
+            # Releasing would keep reading a reply that nobody wants; closing cancels it.
+            response.close()
+            raise
+        finally:
+            # The end of the stream may come after [DONE]; without this the connection would stay
+            # open for as long as the garbage collector likes.
+            response.release()
 
     def _parsed(self, url: str) -> yarl.URL:
         import yarl
@@ -194,7 +217,7 @@ class Connection:
             why = "did not accept a connection in time"
         elif error.errno == errno.ECONNREFUSED:
             why = "refuses connections"
-        elif isinstance(error, ConnectionError) or error.errno in _CUT:
+        elif isinstance(error, ConnectionError) or error.errno in _CUT or _is_unsent(error):
             return self.cut()
         else:
             why = f"cannot be reached ({error.strerror or type(error).__name__})"
@@ -227,3 +250,8 @@ class Connection:
                 f"({type(error).__name__}): check the URL of the spec"
             )
         return None
+
+
+def _is_unsent(error: OSError) -> bool:
+    """Whether the request could not be written, because the connection was closed before."""
+    return error.errno is None and isinstance(error.__cause__, ConnectionError)

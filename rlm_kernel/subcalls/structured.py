@@ -148,12 +148,14 @@ def _check_choices(choices: tuple[str, ...]) -> None:
 
 
 def _told_choices(choices: tuple[str, ...]) -> str:
-    if any("\n" in choice or choice != choice.strip() for choice in choices):
-        listed = "\n".join(msgspec.json.encode(choice).decode() for choice in choices)
-        return f"Reply with exactly one of these texts, without the quotes:\n{listed}"
-    return "Reply with exactly one of these, and nothing else:\n" + "\n".join(choices)
+    # Of several wordings the small model that comes with rlm-kernel did best with this one.
+    if all(choice == choice.strip(" .") and _PLAIN.fullmatch(choice) for choice in choices):
+        return f"Reply with exactly one of: {', '.join(choices)}. Write nothing else."
+    listed = "\n".join(msgspec.json.encode(choice).decode() for choice in choices)
+    return f"Reply with exactly one of these texts, without the quotes, and nothing else:\n{listed}"
 
 
+_PLAIN = re.compile(r"[^,\n\r\t\"]+")
 _ESCAPED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
