@@ -66,10 +66,9 @@ class Progress:
 
     def watch(self, cell: int, view: Shows) -> None:
         """Somebody looks at *cell*, which begins."""
-        loop = asyncio.get_running_loop()
-        self._cells[cell] = _CellProgress(
-            view, self._loop_time or loop.time, self._call_later or loop.call_later
-        )
+        loop_time = self._loop_time or asyncio.get_running_loop().time
+        call_later = self._call_later or asyncio.get_running_loop().call_later
+        self._cells[cell] = _CellProgress(view, loop_time, call_later)
 
     def unwatch(self, cell: int) -> None:
         """*cell* is over, and nothing is shown in it any more. Does nothing for other cells."""
