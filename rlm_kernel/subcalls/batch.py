@@ -108,6 +108,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     toolbox: Toolbox | None = None
     """Tools that the model may use, of kind ``llm``."""
 
+    until: float | None = None
+    """When the budget's seconds end, monotonic; ``None`` is never."""
+
+    limits_cost: bool = False
+    """Whether a limit of money holds."""
+
     cache: bool = False
     """Whether recorded replies may be served."""
 

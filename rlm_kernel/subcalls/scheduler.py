@@ -14,6 +14,7 @@ seconds.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -143,6 +144,7 @@ class Scheduler:
         model = params.model or (endpoint.model if endpoint else "")
         price = endpoint.price(model) if endpoint else None
         sent = bounded(params, ledger, price)
+        seconds = ledger.seconds_left()
         plan = Plan(
             batch_id=uuid.uuid4().hex[:16],
             kind=kind,
@@ -157,6 +159,8 @@ class Scheduler:
             price=price,
             spawn_child=spawn_child,
             toolbox=toolbox,
+            until=None if seconds is None else time.monotonic() + seconds,
+            limits_cost=ledger.limits_cost,
             cache=cache and bool(run_id),
             # What tools return is no function of the prompt.
             question=Question(endpoint.spec, model, sent) if endpoint and not toolbox else None,

@@ -16,7 +16,7 @@ from rlm_kernel.engine.events import Event, SubcallEnded, SubcallStarted
 from rlm_kernel.subcalls.endpoint import Endpoint
 from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
 from rlm_kernel.subcalls.scheduler import Batch, Outcome, Retry, Scheduler
-from tests.servers.scripted import MODEL, ScriptedServer
+from tests.servers.scripted import MODEL, Say, ScriptedServer, Step
 
 QUICK = Retry(attempts=3, base_s=0.001)
 
@@ -61,7 +61,7 @@ class Bench:
             params=params,
             ledger=ledger,
             resolve=lambda model: self.endpoint,
-            deliver=self.deliver,
+            deliver=lambda outcomes: self.deliver(outcomes),  # noqa: PLW0108 - as above
             **options,
         )
 
@@ -89,6 +89,29 @@ class Bench:
                 seen.add(event.call_id)
         assert self.ledger.reserved.subcalls == 0
         assert self.ledger.reserved.tokens == 0
+
+
+class Gate:
+    """Answers of a server that wait until the test lets them go, in the order of arrival."""
+
+    def __init__(self, server: ScriptedServer) -> None:
+        self.prompts: list[str] = []
+        self._gates: dict[str, asyncio.Event] = {}
+        server.reply = self._reply
+
+    def _reply(self, prompt: str) -> Step:
+        self.prompts.append(prompt)
+        self._gates[prompt] = asyncio.Event()
+        return Say(f"re: {prompt}", gate=self._gates[prompt])
+
+    def open(self, prompt: str) -> None:
+        self._gates[prompt].set()
+
+
+async def settled(bench: Bench) -> None:
+    """Let everything run that could run now, several ticks of it."""
+    for _ in range(50):
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
