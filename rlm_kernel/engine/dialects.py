@@ -200,6 +200,11 @@ it asks them all at once and returns a list in the same order: always prefer tha
 Options: `temperature=`, `max_tokens=`, `system=`, `stop=`. The sub-model sees the text that \
 you pass and nothing else: not `P`, not this conversation. Put the question, the form of \
 reply that you want, and the piece of text into every prompt.
+- `choices=["yes", "no"]` makes every reply one of these; `schema=int` (or `list[str]`, a \
+dataclass, a JSON Schema as a dict) makes it a value of that type; `check=f` asks once more where \
+`f(value)` is false.
+- `sub_RLM.map("instruction", items)`: one prompt for each item, with the item at the end, or where \
+`{item}` stands; the same options.
 @RECURSION@
 - A call that fails raises `SubcallError`. In a list, the failed item *is* a `SubcallError` \
 and the others are still there: filter with `isinstance(r, str)`, and ask the failed ones again.
@@ -214,8 +219,8 @@ and the others are still there: filter with `isinstance(r, str)`, and ask the fa
 Try several spellings before you conclude that something is not there.
 4. Where the text has to be understood, cut it into windows that fit the sub-model, with some \
 overlap, and ask about all of them in one `sub_RLM` call. @WINDOW@
-5. Ask for short replies in a fixed form ("reply with the number only, or NONE"), so that code \
-can read them. Try two or three prompts before you send hundreds.
+5. Ask for short replies in a fixed form, with `choices=` or `schema=`, so that code can read \
+them. Try two or three prompts before you send hundreds.
 6. Check what comes back. Does the quoted text stand in its window (`reply in window`)? Is it a \
 number where it should be? Do several windows agree? Ask again where they do not.
 7. Keep intermediate results in variables, and print only what you need to decide the next step.
