@@ -46,6 +46,9 @@ MAX_USES = 32
 MAX_TOOL_OUTPUT = 20_000
 """Characters of a tool's output that the model is shown, head and tail."""
 
+_MAX_NAME = 200
+"""Characters of a tool's name that are told, where a model made one up."""
+
 _LAST_ROUND = "\n[No more tools can be used in this conversation: give your answer now.]"
 _NO_MORE = f"error: not run, because {MAX_USES} uses are the limit: answer with what you have"
 
@@ -164,17 +167,18 @@ async def _use(
     """What the model is shown of this use."""
     started = time.monotonic()
     known = [spec.name for spec in toolbox.specs]
+    name, arguments = replace_surrogates(use.name[:_MAX_NAME]), replace_surrogates(use.arguments)
     if use.name in known:
-        result = await toolbox.use(use.name, use.arguments)
+        result = await toolbox.use(name, arguments)
     else:
-        result = ToolResult(error=f"there is no tool {use.name!r}: use {', '.join(known)}")
+        result = ToolResult(error=f"there is no tool {name!r}: use {', '.join(known)}")
     text, error = _shown(result.text), _shown(result.error)
     emit(
         call.batch.plan.run_id,
         ToolCalled(
             call_id=call.call_id,
-            name=use.name,
-            arguments=use.arguments,
+            name=name,
+            arguments=arguments,
             text=text,
             error=error,
             seconds=time.monotonic() - started,
