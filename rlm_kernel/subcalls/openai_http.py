@@ -137,6 +137,7 @@ class OpenAIEndpoint:
             chars=len(prompt),
             reply_tokens=form.max_tokens or 0,
             tools=bool(tools),
+            typed=form.typed is not None,
         )
         try:
             return await self._ask(prompt, form, request)

@@ -41,6 +41,8 @@ _NO_TOOLS = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
+_NO_FORM = re.compile(r"grammar|schema|guided|structured|response_format", re.IGNORECASE)
+
 Count = Annotated[int, Meta(ge=0)]
 
 
@@ -66,6 +68,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     """That were asked for."""
 
     tools: bool = False
+    typed: bool = False
 
 
 class Redactor:
@@ -158,6 +161,11 @@ def _refusal(
         return EndpointError(
             f"{where} takes no tools ({status}{said}): start it with tools, which for vLLM is "
             "--enable-auto-tool-choice with --tool-call-parser, or make the call without"
+        )
+    if request.typed and status in (400, 422, 500) and _NO_FORM.search(said):
+        return EndpointError(
+            f"{where} cannot keep to the form that was asked for ({status}{said}): "
+            "change choices or schema"
         )
     if status in _RETRYABLE or status >= 500:
         trouble = "has too many requests" if status == 429 else "is in trouble"

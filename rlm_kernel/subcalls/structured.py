@@ -141,7 +141,7 @@ def _check_choices(choices: tuple[str, ...]) -> None:
         raise EndpointError(
             f"{len(choices):,} choices are more than {MOST_CHOICES:,}: ask in two steps"
         )
-    if any("\0" in choice or not _is_unicode(choice) for choice in choices):
+    if any(_CONTROL.search(choice) or not _is_unicode(choice) for choice in choices):
         raise EndpointError("a choice has a character that no model can write: take it out")
     if sum(len(choice.encode()) for choice in choices) > LONGEST:
         raise EndpointError(f"the choices are longer than {LONGEST >> 10} KiB: shorten them")
@@ -155,6 +155,7 @@ def _told_choices(choices: tuple[str, ...]) -> str:
     return f"Reply with exactly one of these texts, without the quotes, and nothing else:\n{listed}"
 
 
+_CONTROL = re.compile(r"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _PLAIN = re.compile(r"[^,\n\r\t\"]+")
 _ESCAPED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
