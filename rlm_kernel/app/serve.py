@@ -24,6 +24,7 @@ from rlm_kernel.subcalls.vllm.launch import (
     why_it_ended,
 )
 from rlm_kernel.subcalls.vllm.plan import Planned, model_argument, plan_servers
+from rlm_kernel.subcalls.vllm.ports import PortKeeper
 from rlm_kernel.subcalls.vllm.registry import Registry, ServerEntry
 
 __all__ = ["serve"]
@@ -76,6 +77,7 @@ def _plan(
     gpus: Sequence[str],
     interpreter: Interpreter,
     registry: Registry,
+    ports: PortKeeper,
 ) -> list[Planned]:
     alive = [entry for entry in registry.entries() if entry.processes()]
     planned = plan_servers(
@@ -84,10 +86,10 @@ def _plan(
         args.extra,
         interpreter=interpreter,
         data_parallel=args.data_parallel,
+        ports=ports,
         port=args.port,
         name=args.name or "",
-        taken_names={entry.name for entry in alive},
-        taken_ports={entry.port for entry in alive},
+        others=alive,
     )
     for one in planned:
         registry.check_name(one.name)
@@ -140,10 +142,14 @@ def _start(
     interpreter = _interpreter(args, gpus)
     registry.make()
     signals.check()
-    with open_wait_view() as view, _turn_on(gpus, registry, signals, view):
-        # Under one lock: until vLLM has bound its port only the registry knows that it is taken.
+    with (
+        open_wait_view() as view,
+        _turn_on(gpus, registry, signals, view),
+        PortKeeper() as ports,
+    ):
+        # One lock for both, so that a name that was free still is.
         with registry.locked("registry"):
-            for one in _plan(args, model, gpus, interpreter, registry):
+            for one in _plan(args, model, gpus, interpreter, registry, ports):
                 server = start_server(one, interpreter, registry, os.environ)
                 started.append(server)  # at once: it is ended where the next one fails
         view.note(f"log: {started[0].entry.log} · stop with Ctrl-C")

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Container, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -19,16 +17,10 @@ import msgspec
 from rlm_kernel.environ import scrub
 from rlm_kernel.errors import UsageError
 from rlm_kernel.subcalls.vllm.interpreter import Interpreter
+from rlm_kernel.subcalls.vllm.ports import HOST, PortKeeper
+from rlm_kernel.subcalls.vllm.registry import ServerEntry
 
 __all__ = ["Planned", "environment_for", "model_argument", "plan_servers"]
-
-HOST = "127.0.0.1"
-_FIRST_PORT = 8100
-"""Below the ports that the system gives away by itself: those may be taken again at any moment,
-and vLLM takes its port only after ten seconds."""
-
-_LAST_PORT = 8999
-_MOST_PORT = 65535
 
 _OURS = {
     "--model": "give MODEL first",
@@ -98,14 +90,15 @@ def plan_servers(
     *,
     interpreter: Interpreter,
     data_parallel: bool = False,
+    ports: PortKeeper,
     port: int | None = None,
     name: str = "",
-    taken_names: Container[str] = (),
-    taken_ports: Container[int] = (),
+    others: Sequence[ServerEntry] = (),
 ) -> list[Planned]:
     """The servers for *model* on *gpus*, or one on the CPU where those are none.
 
-    *taken_names* and *taken_ports* are those of servers that are there; vLLM takes its port late.
+    Their ports, from *port* on where that is given, are kept by *ports*. *others* are the servers
+    that are there.
 
     Raises
     ------
@@ -120,16 +113,16 @@ def plan_servers(
         )
     groups = _groups(gpus, len(gpus) if data_parallel else spread)
     engines = len(gpus) // spread if data_parallel else 1
-    base = name or _free_name(model, len(groups), taken_names)
-    ports = _ports(len(groups), port, taken_ports)
+    base = name or _free_name(model, len(groups), {entry.name for entry in others})
+    numbers = ports.keep(len(groups), port, {entry.port for entry in others})
     return [
         Planned(
             name=base if len(groups) == 1 else f"{base}-{index}",
             group=base,
             model=_served_name(model, extra),
             gpus=tuple(group),
-            port=ports[index],
-            args=_arguments(model, ports[index], engines, extra, interpreter),
+            port=numbers[index],
+            args=_arguments(model, numbers[index], engines, extra, interpreter),
         )
         for index, group in enumerate(groups)
     ]
@@ -206,33 +199,3 @@ def _free_name(model: str, count: int, taken: Container[str]) -> str:
         if not any(name in taken for name in names):
             return base
         number += 1
-
-
-def _ports(count: int, first: int | None, taken: Container[int]) -> list[int]:
-    def is_free(port: int) -> bool:
-        return port not in taken and _is_free(port)
-
-    if first is None:
-        ports = range(_FIRST_PORT, _LAST_PORT + 1)
-        free = list(islice(filter(is_free, ports), count))
-        if len(free) < count:
-            raise UsageError(
-                f"no {count} ports are free from {_FIRST_PORT} to {_LAST_PORT}: give --port N"
-            )
-        return free
-    if not 0 < first <= _MOST_PORT + 1 - count:
-        raise UsageError(f"--port {first} is no port: give a number from 1 to {_MOST_PORT}")
-    used = [port for port in range(first, first + count) if not is_free(port)]
-    if used:
-        raise UsageError(f"port {used[0]} is taken by another program: give another --port")
-    return list(range(first, first + count))
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True

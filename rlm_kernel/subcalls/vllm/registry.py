@@ -189,7 +189,7 @@ class Registry:
         """Forget *entry*, unless its name is another server's by now. The log stays."""
         with contextlib.suppress(OSError), self.locked("registry"):
             there = self._read(self._path(entry.name).name)
-            if there is not None and (there.pid, there.start) == (entry.pid, entry.start):
+            if there is not None and there.started_at == entry.started_at:
                 self._path(entry.name).unlink()
 
     @contextlib.contextmanager
