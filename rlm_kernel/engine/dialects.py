@@ -203,11 +203,11 @@ reply that you want, and the piece of text into every prompt.
 - `choices=["yes", "no"]` makes every reply one of these; `schema=int` (or `list[str]`, a \
 dataclass, a JSON Schema as a dict) makes it a value of that type; `check=f` asks once more where \
 `f(value)` is false.
-- `sub_RLM.map("instruction", items)`: one prompt for each item, with the item at the end, or where \
-`{item}` stands; the same options.
+- `sub_RLM.map("instruction", items)`: one prompt for each item, with the item at the end, or \
+where `{item}` stands; the same options.
 @RECURSION@
 - A call that fails raises `SubcallError`. In a list, the failed item *is* a `SubcallError` \
-and the others are still there: filter with `isinstance(r, str)`, and ask the failed ones again.
+and the others are still there: find it with `isinstance(r, SubcallError)`, and ask again.
 - `budget()`: what is used and left. `SHOW_VARS()`: your variables. `history`: all messages so far.
 - `Final = value` ends the run with this answer; it may have any type. `FINAL(value)` and \
 `FINAL_VAR("name")` do the same. An answer set by a cell that raises an error does not count.

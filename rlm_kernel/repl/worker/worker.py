@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from rlm_kernel.cells import AnswerSet, ErrorOutput, PromptInfo
-from rlm_kernel.errors import PromptError, UsageError
+from rlm_kernel.errors import PromptError, SubcallError, UsageError
 from rlm_kernel.prompts import check_prompt
 from rlm_kernel.repl import messages
 from rlm_kernel.repl.worker import assist
@@ -82,6 +82,7 @@ class Worker:
             "sub_RLM": sub,
             **make_aliases(sub),
             "subtask": make_subtask(sub),
+            "SubcallError": SubcallError,
             "FINAL": self.book.FINAL,
             "FINAL_VAR": self.book.FINAL_VAR,
             "SUBMIT": self.book.SUBMIT,
