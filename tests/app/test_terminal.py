@@ -10,6 +10,7 @@ from rich.console import Console
 
 from rlm_kernel.app.progress import Progress, code_preview, prose_preview
 from rlm_kernel.app.terminal import LiveView, PlainView, RunView, View, wants_plain
+from rlm_kernel.driver.progress_bar import Tally
 from rlm_kernel.driver.protocol import (
     CloseCell,
     Delta,
@@ -82,10 +83,12 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     play_turn(view, 1, LONG, prose="**Wide** " * 40)
     play_turn(view, 2, LONG, calls=1234, done=77)
     view.note("a note " * 40)
-    lines = drawn(view, console)
 
-    assert max(map(cell_len, lines)) <= width
-    assert len(lines) < 30
+    for tally in (None, Tally(calls=1234, done=77, failed=1, seconds=9, rate=4)):
+        view.subcalls(tally)
+        lines = drawn(view, console)
+        assert max(map(cell_len, lines)) <= width
+        assert len(lines) < 30
 
 
 def test_the_newest_turns_are_shown_where_there_is_no_room_for_all() -> None:
@@ -108,6 +111,16 @@ def test_the_counts_of_the_batch_under_way_are_shown() -> None:
     assert "10/40 sub-calls · 30 running · 1 failed" in text
     assert "1 turn · 40 sub-calls (1 failed) · 1,000 tokens" in text
     assert "root openai:a-root@http://localhost:8000/v1 · sub embedded:smollm2" in text
+
+
+def test_calls_that_wait_to_be_sent_are_counted_while_their_cell_runs() -> None:
+    view, console = live(100)
+    play_turn(view, 1, "ask()", calls=40, done=10)
+    view.subcalls(Tally(calls=1000, done=312, failed=4, seconds=10, rate=31.2))
+    assert "312/1,000 sub-calls · 4 failed · 31/s · 23 s left" in "\n".join(drawn(view, console))
+
+    view.subcalls(None)
+    assert "10/40 sub-calls" in "\n".join(drawn(view, console))
 
 
 def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
