@@ -1,0 +1,135 @@
+"""Records of the first version are migrated, and its sub-calls read as before."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rlm_kernel import load_record
+from rlm_kernel.engine.events import SubcallEnded, SubcallJudged, SubcallStarted
+from rlm_kernel.record import Record, schema
+from tests.record import samples
+from tests.record.samples import RUN
+
+
+@pytest.fixture
+def first_version(path: Path) -> Path:
+    """A record as version 1 wrote it: with every field of a sub-call, and without `asked`."""
+    raw = sqlite3.connect(path)
+    for statement in schema.MIGRATIONS[0]:
+        raw.execute(statement)
+    raw.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    raw.execute("PRAGMA user_version = 1")
+    for seq, event in enumerate(samples.subcall("call-1"), start=1):
+        kind = type(event).__name__
+        body = msgspec.json.encode({"event": kind} | msgspec.structs.asdict(event))
+        turn, usage = getattr(event, "turn", None), getattr(event, "usage", None)
+        tokens = None if usage is None else usage.tokens
+        row = (seq, RUN, 1.0, kind, turn, "call-1", tokens, body.decode())
+        raw.execute("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    raw.commit()
+    raw.close()
+    return path
+
+
+def rows(path: Path) -> list[tuple[object, ...]]:
+    raw = sqlite3.connect(path)
+    found = raw.execute(
+        "SELECT call, state, response, error, attempts, batch, place, child_run, cached, queued_s,"
+        " first_token_s, server, trouble, task, verdict, retry_of FROM subcalls"
+    ).fetchall()
+    raw.close()
+    return found
+
+
+def test_a_record_of_version_1_is_read_as_it_is(first_version: Path) -> None:
+    before = first_version.read_bytes()
+    with load_record(first_version) as record:
+        assert [stored.event for stored in record.events()] == list(samples.subcall("call-1"))
+        assert record.verify() == []
+    assert first_version.read_bytes() == before
+
+
+def test_a_record_of_version_1_is_migrated_when_it_is_written(first_version: Path) -> None:
+    with Record.open(first_version) as record:
+        for event in samples.subcall("call-2"):
+            record.append(RUN, event)
+        record.commit()
+        assert not record.has_replies()
+        assert record.verify() == []
+
+    one, two = rows(first_version)
+    assert one[1:] == two[1:]
+    assert one == (
+        *("call-1", "done", "48213", "", 1, "b1", 0, "", 0, 0.0, None, "", "[]"),
+        *(None, None, ""),
+    )
+
+
+def test_the_view_shows_how_a_sub_call_went(record: Record) -> None:
+    start, end = samples.subcall("call-1")
+    assert isinstance(start, SubcallStarted)
+    assert isinstance(end, SubcallEnded)
+    params = msgspec.structs.replace(start.params, task="label")
+    events = [
+        msgspec.structs.replace(start, params=params, queued_s=0.5, retry_of="call-0", index=3),
+        msgspec.structs.replace(
+            end, attempts=2, server="http://a/v1", first_token_s=0.25, trouble=["b is down"]
+        ),
+        SubcallJudged(call_id="call-1", task="label", ok=False, reason="no choice"),
+        SubcallStarted(call_id="call-2", kind="llm", prompt="x", model="m"),
+        SubcallEnded(call_id="call-2", ok=True, response="y", attempts=0, cached=True),
+        SubcallJudged(call_id="call-2", task="label", ok=True),
+    ]
+    for event in events:
+        record.append(RUN, event)
+    record.commit()
+
+    one, two = rows(record.path)
+    assert one[4:] == (
+        *(2, "b1", 3, "", 0, 0.5, 0.25, "http://a/v1", '["b is down"]'),
+        *("label", "no choice", "call-0"),
+    )
+    assert two[4:] == (0, "", 0, "", 1, 0.0, None, "", "[]", None, "ok", "")
+
+
+def ask(record: Record, call_id: str, key: str, text: str) -> None:
+    record.append(RUN, SubcallStarted(call_id=call_id, kind="llm", prompt="x", model="m", key=key))
+    record.append(RUN, SubcallEnded(call_id=call_id, ok=True, response=text))
+
+
+def test_replies_are_found_in_the_order_in_which_their_calls_started(record: Record) -> None:
+    """Whichever of them ended first."""
+    key = "ab" * 16
+    for number in (1, 2):
+        record.append(
+            RUN, SubcallStarted(call_id=f"{number}", kind="llm", prompt="x", model="m", key=key)
+        )
+    for number in (2, 1):
+        record.append(RUN, SubcallEnded(call_id=f"{number}", ok=True, response=f"r{number}"))
+    record.commit()
+    ask(record, "3", "cd" * 16, samples.LONG)
+    record.commit()
+
+    def texts(key: str, until: int) -> list[str]:
+        replies = (record.reply(key, place, until) for place in range(3))
+        return [reply.response for reply in replies if reply is not None]
+
+    assert texts(key, record.last_seq()) == ["r1", "r2"]
+    assert texts(key, 3) == ["r2"]
+    assert texts("cd" * 16, record.last_seq()) == [samples.LONG]
+    assert texts("ef" * 16, record.last_seq()) == []
+
+
+def test_an_index_that_is_not_what_the_events_say_is_reported(record: Record) -> None:
+    ask(record, "1", "ab" * 16, "r1")
+    record.commit()
+    assert record.verify() == []
+
+    with sqlite3.connect(record.path) as raw:
+        raw.execute("DELETE FROM asked")
+    raw.close()
+    assert record.verify() == ["the table asked does not hold what the events say"]
