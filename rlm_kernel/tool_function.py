@@ -32,7 +32,7 @@ MAX_SCHEMA = 65_536
 """Characters of the schema of its arguments."""
 
 _REF = "#/$defs/{name}"
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 """What servers take as the name of a function."""
 
 

@@ -15,7 +15,7 @@ from rlm_kernel.subcalls.tools import Toolbox, ToolResult
 
 __all__ = ["specs_of", "toolbox_of"]
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _MAX_ARGUMENTS = 1_000_000
 
 
