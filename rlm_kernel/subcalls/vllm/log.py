@@ -14,14 +14,15 @@ __all__ = ["LogReader", "failure_in"]
 _TAIL_BYTES = 256 << 10
 _MOST_CHARS = 300
 
+# The first that fits counts: the line of the first one tells the whole configuration too.
 _PHASES = (
+    (re.compile(r"Initializing a \S+ LLM engine"), "starting its engine"),
     (re.compile(r"Starting vLLM|Application startup"), "opening its port"),
     (re.compile(r"[Cc]aptur\w* CUDA ?graph|Graph capturing", re.IGNORECASE), "capturing graphs"),
     (re.compile(r"KV cache size|init engine"), "setting up its cache"),
     (re.compile(r"[Ww]arming up|torch\.compile|AOT compil|Dynamo", re.IGNORECASE), "compiling"),
     (re.compile(r"Loading weights|Loading \w+ checkpoint|Starting to load"), "loading weights"),
     (re.compile(r"Fetching \d+ files|Downloading|download weights"), "downloading"),
-    (re.compile(r"Initializing a \S+ LLM engine"), "starting its engine"),
     (re.compile(r"Resolved architecture|non-default args"), "reading the model"),
 )
 
