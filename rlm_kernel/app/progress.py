@@ -59,6 +59,8 @@ class Turn:
     """Of the root and of the sub-calls, in this turn."""
 
     subcalls: Subcalls = field(default_factory=Subcalls)
+    notes: dict[str, int] = field(default_factory=dict)
+    """Why sub-calls, also of child runs, were others than were asked for, and how many."""
 
     def seconds(self, now: float) -> float:
         """Seconds that the turn has taken so far."""
@@ -164,6 +166,9 @@ class Progress:
     def _on_node(self, node: Node) -> None:
         before = self._nodes.get(node.id)
         self._nodes[node.id] = node
+        if before is None and node.note and self.turns:
+            notes = self.turns[max(self.turns)].notes
+            notes[node.note] = notes.get(node.note, 0) + 1
         if node.parent != self._run_id or node.turn < 1:
             return
         counts = self._turn(node.turn).subcalls

@@ -239,6 +239,8 @@ def _turn_lines(
         lines.append(_tally_line(rail, tally, width))
     elif turn.subcalls.total:
         lines.append(_subcalls_line(rail, turn.subcalls, width))
+    for note, number in turn.notes.items():
+        lines.append(_cut(f"{rail}  {_count_words(number, 'sub-call')}: {note}", "yellow"))
     return lines
 
 

@@ -163,6 +163,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str = ""
     """Id of the child run that it started; `parent` of the nodes below it."""
 
+    note: str = ""
+    """Why it is another call than was asked for, such as a plain one at the depth limit."""
+
 
 class Nodes(_Operation, frozen=True, kw_only=True, tag="nodes"):
     """Nodes that are new or changed."""

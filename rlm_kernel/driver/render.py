@@ -27,6 +27,9 @@ _SHOWN = 20_000
 _STREAMED = 2_000
 """Last characters of a reply that comes in."""
 
+_WAITED = 0.05
+"""Seconds of waiting from which on they are told."""
+
 _ACCENT = "var(--jp-brand-color1, #3b82c4)"
 _GOOD = "var(--jp-success-color1, #2e9e5b)"
 _BAD = "var(--jp-error-color1, #d9534f)"
@@ -57,6 +60,9 @@ def turn_bundle(turn: Turn, *, now: float, awaiting: bool = False) -> Bundle:
     """One turn; *now* is in seconds since the epoch."""
     state = "waiting for a decision" if awaiting else _state(turn)
     facts = _facts(state, turn.seconds(now), turn.usage, turn.counts)
+    if turn.result is not None and turn.result.waited_s >= _WAITED:
+        cell = f"cell {_seconds(turn.result.seconds)}, waiting {_seconds(turn.result.waited_s)}"
+        facts.insert(2, cell)
     title = f"turn {turn.number}"
     prose, source = _prose(turn), _clip(turn.source)
     observation = _clip(without_ansi(turn.observation))
@@ -66,14 +72,14 @@ def turn_bundle(turn: Turn, *, now: float, awaiting: bool = False) -> Bundle:
             f"**{title}** · {' · '.join(facts)}",
             prose,
             _fenced(source, "python"),
-            *(f"> {remark}" for remark in turn.remarks),
+            *(f"> {remark}" for remark in _remarks(turn)),
             observation and f"observation:\n\n{_fenced(observation)}",
         ),
         "text/plain": _join(
             f"── {title} · {' · '.join(facts)}",
             prose,
             _indented(source),
-            *(f"! {remark}" for remark in turn.remarks),
+            *(f"! {remark}" for remark in _remarks(turn)),
             observation and f"observation:\n{_indented(observation)}",
         ),
     }
@@ -144,7 +150,8 @@ def _turn_html(
     if source:
         parts.append(f'<pre style="{_BLOCK}"><code style="{_CODE}">{escape(source)}</code></pre>')
     parts += [
-        f'<div style="color:{_WARN};margin:4px 0">{_lines(remark)}</div>' for remark in turn.remarks
+        f'<div style="color:{_WARN};margin:4px 0">{_lines(remark)}</div>'
+        for remark in _remarks(turn)
     ]
     if observation:
         label = f"observation · {len(turn.observation):,} characters"
@@ -182,6 +189,15 @@ def _state(turn: Turn) -> str:
     if turn.action == "edit" and turn.state == "done":
         return "done, edited"
     return turn.state
+
+
+def _remarks(turn: Turn) -> list[str]:
+    """What is remarkable of *turn*, one sentence each."""
+    notes = [
+        f"{number:,} sub-call{'' if number == 1 else 's'}: {note}"
+        for note, number in turn.notes.items()
+    ]
+    return [*turn.remarks, *notes]
 
 
 def _facts(state: str, seconds: float, usage: Usage, counts: Counts) -> list[str]:

@@ -96,6 +96,9 @@ class Turn:
     remarks: list[str] = field(default_factory=list)
     """Why an answer was rejected, why the worker ended; one sentence each."""
 
+    notes: dict[str, int] = field(default_factory=dict)
+    """Why sub-calls were others than were asked for, and how many."""
+
     usage: Usage = field(default_factory=Usage)
     """Of the root and of the sub-calls that the cell made, children included."""
 
@@ -209,6 +212,7 @@ class Trajectory:
         turn = Turn(number=event.turn, started=at, attempt=event.attempt)
         if known is not None:  # asked again: what the turn has cost so far stays
             turn.started, turn.usage, turn.counts = known.started, known.usage, known.counts
+            turn.notes = known.notes
         self.turns[event.turn] = turn
         self.turn = event.turn
         self._go("proposing")
@@ -291,6 +295,9 @@ class Trajectory:
         number = self._turn_of_call[event.call_id] = self._top_turn(run_id, event.turn)
         for counts in self._counts(number):
             counts.start()
+        turn = self.turns.get(number)
+        if event.note and turn is not None:
+            turn.notes[event.note] = turn.notes.get(event.note, 0) + 1
         return self._keep(
             Node(
                 id=event.call_id,
@@ -300,6 +307,7 @@ class Trajectory:
                 state="running",
                 start=at,
                 batch=event.batch_id,
+                note=event.note,
             )
         )
 

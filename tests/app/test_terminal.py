@@ -123,6 +123,16 @@ def test_calls_that_wait_to_be_sent_are_counted_while_their_cell_runs() -> None:
     assert "10/40 sub-calls" in "\n".join(drawn(view, console))
 
 
+def test_calls_that_are_others_than_were_asked_for_say_why() -> None:
+    view, console = live(100)
+    play_turn(view, 1, "ask()", calls=3, done=3)
+    plain = Node(
+        id="n", parent=RUN, turn=1, kind="llm", state="done", start=0, note="a plain call: because"
+    )
+    view.operation(Nodes(nodes=[plain, plain]))
+    assert "1 sub-call: a plain call: because" in "\n".join(drawn(view, console))
+
+
 def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
     view, console = live(100)
     play_turn(view, 1, "print('\x1b]0;title\x07')", prose="\x1b[2J gone")

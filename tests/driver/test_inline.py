@@ -182,6 +182,37 @@ def test_counts_of_sub_calls_stand_in_the_turn_that_made_them(
     assert "1 done, 1 running, 1 failed" in output.plain("")
 
 
+def test_calls_that_are_others_than_were_asked_for_say_why(
+    output: Output, script: Script, clock: Clock
+) -> None:
+    """Once for each reason, with their number; those of child runs too."""
+    script.emit(run_started())
+    script.turn(1, "x")
+    call = SubcallStarted(call_id="c", kind="rlm", prompt="p", model="m", turn=1)
+    script.emit(call)
+    script.emit(run_started(parent_run_id=RUN, parent_call_id="c", depth=1), "cccccccccccc")
+    for number in range(3):
+        plain = SubcallStarted(
+            call_id=f"d{number}", kind="llm", prompt="p", model="m", turn=1, note="a plain call"
+        )
+        script.emit(plain, "cccccccccccc" if number else "")
+    clock.advance(1)
+
+    assert "3 sub-calls: a plain call" in output.plain("1")
+    assert output.html("1").count("a plain call") == 1
+
+
+def test_a_cell_that_waited_tells_both_times(output: Output, script: Script, clock: Clock) -> None:
+    """Its own and that of its sub-calls."""
+    script.emit(run_started())
+    script.turn(1, "x")
+    result = CellResult(ok=True, execution_count=1, seconds=9.25, waited_s=9.0)
+    script.emit(TurnExecuted(turn=1, result=result))
+    clock.advance(1)
+
+    assert "cell 9.2 s, waiting 9.0 s" in output.plain("1")
+
+
 def test_child_runs_have_no_displays(output: Output, script: Script, clock: Clock) -> None:
     """Their events change counts only."""
     script.emit(run_started())
