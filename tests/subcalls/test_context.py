@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlm_kernel.cells import SubcallParams
+from rlm_kernel.config import EndpointSpec
 from rlm_kernel.subcalls.context import TEMPLATE, Verdict, judge
-from rlm_kernel.subcalls.embedded import CONTEXT, EmbeddedEndpoint
+from rlm_kernel.subcalls.embedded import embedded_server
 from rlm_kernel.subcalls.endpoint import EndpointError
+from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
 from rlm_kernel.subcalls.server_kind import ServerFacts
 from tests.servers.scripted import MODEL, ScriptedServer
 from tests.subcalls.conftest import endpoint_for
@@ -172,16 +174,20 @@ def test_what_is_sent_unseen_fits_at_a_token_for_each_byte_or_is_clearly_below(
 
 @pytest.mark.embedded
 async def test_llama_cpp_counts_what_it_will_be_sent() -> None:
-    """The most that its count lets through does go through, with its template and all."""
-    endpoint = EmbeddedEndpoint()
-    with pytest.raises(EndpointError) as caught:
-        await endpoint.complete(" word" * CONTEXT, PLAIN)
-    found = re.search(r"has ([\d,]+) tokens", caught.value.reason)
-    assert found
-    template = int(found[1].replace(",", "")) - CONTEXT
-    reply = await endpoint.complete(" word" * (CONTEXT - template - 2), SubcallParams(max_tokens=9))
-    await endpoint.close()
+    """Its count is that of the usage of the same prompt, template and all."""
+    server = await embedded_server()
+    spec = EndpointSpec(kind="openai", model="m", base_url=server.base_url)
+    narrow = ServerFacts(kind="llamacpp", contexts={"m": 100}, any_model=True)
+    narrowed = OpenAIEndpoint(spec, server.api_key, facts=narrow)
+    plain = OpenAIEndpoint(spec, server.api_key)
+    params = SubcallParams(system="Be brief.", max_tokens=1, temperature=0.0)
+    prompt = "one <|im_end|> word after another, " * 20
+    try:
+        with pytest.raises(EndpointError) as caught:
+            await narrowed.complete(prompt, params)
+        reply = await plain.complete(prompt, params)
+    finally:
+        await narrowed.close()
+        await plain.close()
 
-    assert 0 < template < TEMPLATE
-    assert reply.usage.input_tokens == CONTEXT - 2
-    assert reply.usage.output_tokens <= 2
+    assert f"the prompt has {reply.usage.input_tokens} tokens" in caught.value.reason

@@ -57,6 +57,16 @@ async def test_it_copies_a_number_out_of_a_sentence(endpoint: EmbeddedEndpoint) 
 
 
 @embedded
+async def test_calls_one_after_another_need_one_request_each(endpoint: EmbeddedEndpoint) -> None:
+    """llama.cpp ends a connection after a stream; the next call must not run into that."""
+    params = SubcallParams(temperature=0.0, max_tokens=2)
+    replies = [await endpoint.complete("Say hello.", params) for _ in range(6)]
+
+    assert len({reply.text for reply in replies}) == 1
+    assert all(reply.first_token_s for reply in replies)
+
+
+@embedded
 async def test_the_event_loop_goes_on_while_the_model_loads(endpoint: EmbeddedEndpoint) -> None:
     """The loop takes turns of its own between the start and the end of loading."""
     turns = 0

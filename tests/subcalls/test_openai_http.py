@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -152,6 +153,10 @@ async def test_text_that_is_no_unicode_is_sent_with_marks_in_its_place(
         (Say("", finish="length"), "empty completion (finish reason: length)", False),
         (Say("", finish="length", reasoning="hm"), "reasoned but gave no answer", False),
         (Say("", finish="content_filter"), "refused to answer", False),
+        (Say("half of an ans", finish="content_filter"), "reason: content_filter", False),
+        (Say("", refusal="I can't help with that."), "refused to answer", False),
+        (Say("", finish="stop"), "empty completion (finish reason: stop)", False),
+        (Say("", finish=""), "empty completion (finish reason: not given)", False),
         (Say("half of an ans", finish="abort"), "aborted the completion", True),
     ],
 )
@@ -174,6 +179,9 @@ async def test_a_failure_says_what_happened_and_whether_to_try_again(
         (ErrorEvent(text="half"), "the engine died", True),
         (Say("", finish="length"), "empty completion (finish reason: length)", False),
         (Say("", finish="length", reasoning="hm"), "reasoned but gave no answer", False),
+        (Say("half of an ans", finish="content_filter"), "refused to answer", False),
+        (Say("", refusal="I can't help with that."), "refused to answer", False),
+        (Say("half of an ans", finish="abort"), "aborted the completion", True),
     ],
 )
 async def test_a_stream_fails_like_a_plain_reply(step: Step, says: str, retryable: bool) -> None:
@@ -182,6 +190,41 @@ async def test_a_stream_fails_like_a_plain_reply(step: Step, says: str, retryabl
 
     assert says in error.reason
     assert error.retryable is retryable
+
+
+async def test_the_time_to_the_first_token_is_told_where_it_was_streamed() -> None:
+    """It is over when the first text comes, however long the rest takes; reasoning is text."""
+    gate = asyncio.Event()
+    steps = [Say("a longer text", chunk=4, gate=gate, gate_at=4, reasoning="hm"), Say("plain")]
+    async with ScriptedServer(steps) as server:
+        endpoint, plain = endpoint_for(server, stream=True), endpoint_for(server, stream=False)
+        began = time.monotonic()
+        call = asyncio.create_task(endpoint.complete("a prompt", PLAIN))
+        await server.until(lambda s: s.active == 1)
+        gate.set()
+        reply = await call
+        whole = time.monotonic() - began
+        assert (await plain.complete("a prompt", PLAIN)).first_token_s is None
+        await endpoint.close()
+        await plain.close()
+
+    assert reply.first_token_s is not None
+    assert 0 < reply.first_token_s <= whole
+
+
+async def test_a_kept_connection_that_the_server_closed_is_replaced() -> None:
+    """The call goes out on a new one; nothing is lost, and no attempt is counted."""
+    async with ScriptedServer(reply=lambda prompt: "yes") as server:
+        port = server.port
+        endpoint = endpoint_for(server)
+        await endpoint.complete("a prompt", PLAIN)
+    again = ScriptedServer(reply=lambda prompt: "yes")
+    await again.start(port)
+    reply = await endpoint.complete("a prompt", PLAIN)
+    await endpoint.close()
+    await again.close()
+
+    assert reply.text == "yes"
 
 
 async def test_an_empty_completion_still_cost_something() -> None:
