@@ -1,7 +1,8 @@
 # Everything happens in $(VENV), which is made when it is not there.
 #
 #   make demo    install, run the demo, leave demo.ipynb
-#   make test    all that CI runs
+#   make test    the tests
+#   make test-vllm   those against a real vLLM server: minutes; skipped where it is not to be had
 #
 # PYTHON=python3.12 chooses another interpreter for a new $(VENV).
 
@@ -10,13 +11,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-vllm lint bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/jupyter-rlm demo
 
 test: lint
 	$(BIN)/python -m pytest
+
+# The interpreter that has vLLM is RLM_VLLM_PYTHON, else one in .venv-vllm, made when it is not there.
+test-vllm: $(VENV)/.test
+	$(BIN)/python -m tests.vllm
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check
@@ -27,7 +32,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist demo.ipynb demo.rlm.sqlite*
+	rm -rf $(VENV) .venv-vllm build dist demo.ipynb demo.rlm.sqlite*
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # A stamp for each set of packages, so that the second time nothing is asked of the index.

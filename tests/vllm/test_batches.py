@@ -1,0 +1,123 @@
+"""Batches of sub-calls from a cell: order, count, form of the replies, prefix cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.vllm.conftest import RecordedKernel
+from tests.vllm.servers import Server
+
+# Hard to answer with one of two words: what keeps to them is the server, not the model.
+OFF_TOPIC = "Write a long poem about the sea in winter, number {item}."
+
+LINES = (
+    "You read one line of the log of a shop and decide which team has to look at it.",
+    "Lines that tell of payments, refunds, invoices, cards or banks belong to billing.",
+    "Lines that tell of parcels, couriers, addresses, delays or returns belong to shipping.",
+    "Lines that tell of passwords, sessions, permissions or sign-in belong to accounts.",
+    "Lines that tell of slow pages, full disks, timeouts or restarts belong to operations.",
+    "Where two teams would fit, take the one whose work stands first in the line.",
+    "Numbers, names of hosts and dates in the line mean nothing for your decision.",
+    "A line that only says that something went well belongs to nobody: answer nobody.",
+    "Do not explain your decision, do not repeat the line and do not add a full stop.",
+    "Answer with the name of the team alone, in small letters: billing, shipping, accounts,",
+    "operations or nobody. If the line is empty or is not in English, answer nobody as well.",
+    "Remember that a courier who could not be paid is a case for billing, and that a customer",
+    "who cannot sign in to change an address is a case for accounts, whatever they wanted then.",
+    "Lines of the nightly import begin with the word import and always belong to operations.",
+    "Lines of the test shop begin with the word staging and always belong to nobody.",
+    "This is the line:",
+)
+INSTRUCTION = " ".join(LINES)
+
+
+def test_a_batch_comes_back_in_order_with_the_tokens_that_the_server_counted(
+    kernel: RecordedKernel, server: Server
+) -> None:
+    """Prompts are told apart by their length: the server's usage in a reply says which it was to.
+    No two counts of tokens are nearer than the longest reply."""
+    kernel.run("prompts = ['Go on:' + ' one two three four' * (3 * n) for n in range(24)]")
+    prompts = ["Go on:" + " one two three four" * (3 * n) for n in range(24)]
+    counted = [server.tokens_of(prompt) for prompt in prompts]
+    names = ("prompt_tokens_total", "generation_tokens_total")
+    before = sum(server.counted(*names).values())
+
+    replies = kernel.value("sub_RLM(prompts, max_tokens=8, temperature=0)")
+
+    calls = sorted(kernel.calls(), key=lambda call: call["place"])
+    assert [call["prompt"] for call in calls] == prompts
+    assert repr([call["response"] for call in calls]) == replies
+    for call, tokens in zip(calls, counted, strict=True):
+        assert tokens < call["tokens"] <= tokens + 8
+    used = sum(call["tokens"] for call in calls)
+    assert used == sum(server.counted(*names).values()) - before
+    assert kernel.value("budget()['tokens_used']") == str(used)
+
+
+def test_choices_are_kept_by_the_server_in_a_batch_of_64(kernel: RecordedKernel) -> None:
+    """Each call is made once: nothing had to be asked again."""
+    cell = kernel.run(
+        f"r = sub_RLM.map({OFF_TOPIC!r}, range(64), choices=['yes', 'no', 'é \"?\"'])\n"
+        "print(len(r), set(r) <= {'yes', 'no', 'é \"?\"'})"
+    )
+
+    assert cell.text() == "64 True\n", cell.evalue
+    assert len(kernel.calls()) == 64
+    assert {call["verdict"] for call in kernel.calls()} == {"ok"}
+
+
+def test_a_schema_is_kept_by_the_server_in_a_batch_of_64(kernel: RecordedKernel) -> None:
+    """JSON with the fields that were asked for, each call made once."""
+    cell = kernel.run(
+        "from dataclasses import dataclass\n"
+        "from typing import Literal\n"
+        "@dataclass\n"
+        "class Poem:\n"
+        "    mood: Literal['sad', 'merry']\n"
+        "    rhymes: bool\n"
+        f"r = sub_RLM.map({OFF_TOPIC!r}, range(64), schema=Poem, max_tokens=64)\n"
+        "print(len(r), {type(x).__name__ for x in r}, {x.mood for x in r} <= {'sad', 'merry'},"
+        " {x.rhymes for x in r} <= {True, False})"
+    )
+
+    assert cell.text() == "64 {'Poem'} True True\n", cell.evalue
+    assert len(kernel.calls()) == 64
+
+
+def test_items_of_a_map_share_their_instruction_in_the_prefix_cache(
+    kernel: RecordedKernel, server: Server
+) -> None:
+    """At least 80 % of all prompt tokens come out of the cache: a rate, not a time."""
+    assert 280 <= server.tokens_of(INSTRUCTION) - server.tokens_of("") <= 340
+    before = server.counted("prefix_cache_hits_total", "prefix_cache_queries_total")
+
+    cell = kernel.run(
+        "items = [f'import {n}: {n * 7919 % 1000} rows' for n in range(512)]\n"
+        f"r = sub_RLM.map({INSTRUCTION!r}, items, max_tokens=1)\n"
+        "print(len(r), sum(isinstance(x, str) for x in r))",
+        timeout=600,
+    )
+
+    assert cell.text() == "512 512\n", cell.evalue
+    after = server.counted("prefix_cache_hits_total", "prefix_cache_queries_total")
+    hits, queries = (after[name] - before[name] for name in before)
+    assert queries > 512 * 280
+    assert hits / queries >= 0.8
+
+
+def test_a_seed_is_sent_only_where_the_cell_names_one(
+    kernel: RecordedKernel, server: Server
+) -> None:
+    """vLLM's CPU build can fail as a whole on a request that has one."""
+    log = Path(server.log)
+
+    def seeds(code: str) -> list[str]:
+        begin = log.stat().st_size
+        assert kernel.run(code).status == "ok"
+        with log.open("rb") as file:
+            file.seek(begin)
+            lines = [line for line in file.read().decode().splitlines() if "SamplingParams" in line]
+        return [line.partition("seed=")[2].partition(",")[0] for line in lines]
+
+    assert seeds("sub_RLM('Say a word.', temperature=1, max_tokens=2)") == ["None"]
+    assert seeds("sub_RLM('Say a word.', temperature=1, max_tokens=2, seed=7)") == ["7"]
