@@ -124,6 +124,19 @@ def test_a_refusal_in_the_middle_of_a_batch_costs_no_result(worker: WorkerDriver
     assert len([r for r in cell.requests if isinstance(r, SendSubcalls)]) == 2
 
 
+def test_a_refusal_keeps_what_had_come_of_the_same_message(worker: WorkerDriver) -> None:
+    """As where the budget ends in the middle of it."""
+    number = worker.start("[str(r) for r in sub_RLM(['z' * 12_000_000] * 4)]")
+    first = worker.wait_for(SendSubcalls)
+    results = [SubcallResult(index=index, text="x") for index in range(len(first.prompts))]
+    worker.send(messages.SubcallResults(id=first.id, results=results))
+    second = worker.wait_for(SendSubcalls)
+    assert len(first.prompts) == len(second.prompts) == 2
+    worker.send(messages.SubcallResults(id=second.id, results=[SubcallResult(index=1, text="y")]))
+    worker.send(messages.Failed(id=second.id, ename="BudgetExceeded", reason="spent"))
+    assert worker.finish(number).result == "['x', 'x', 'spent', 'y']"
+
+
 def test_the_keys_of_a_dict_name_what_is_done(worker: WorkerDriver) -> None:
     """So that the rest can be asked again."""
     interrupted(worker, "sub_RLM.map('{}', {'a': 1, 'b': 2, 'c': 3})", {0: "x", 1: "y"})

@@ -22,7 +22,7 @@ KINDS = """
 import enum
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypedDict
-import msgspec, pydantic
+import msgspec, pydantic, pydantic.dataclasses
 @dataclass
 class Point:
     x: int
@@ -36,6 +36,9 @@ class Model(pydantic.BaseModel):
     x: int
 class Struct(msgspec.Struct):
     x: int
+@pydantic.dataclasses.dataclass
+class Positive:
+    x: int = pydantic.Field(gt=0)
 @dataclass
 class Tree:
     x: int
@@ -62,6 +65,7 @@ class Tree:
         ("Row", '{"name": "n"}', "{'name': 'n'}"),
         ("Model", '{"x": 1}', "Model(x=1)"),
         ("list[Model]", '[{"x": 1}]', "[Model(x=1)]"),
+        ("Positive", '{"x": 1} or {"x": 0}', "Positive(x=1)"),
         ("Struct", '{"x": 1}', "Struct(x=1)"),
         (
             "Tree",

@@ -23,7 +23,7 @@ from rlm_kernel.repl.worker.prompt import PromptHolder, from_memfd
 from rlm_kernel.repl.worker.requests import Requests
 from rlm_kernel.repl.worker.shell import make_shell
 from rlm_kernel.repl.worker.streams import Outlet, Streams
-from rlm_kernel.repl.worker.subcalls import SubRLM, make_aliases, make_subtask
+from rlm_kernel.repl.worker.subcalls import Calls, SubRLM, make_aliases, make_subtask
 from rlm_kernel.repl.worker.tools import Tools
 from rlm_kernel.repl.worker.variables import Tracker
 
@@ -77,11 +77,12 @@ class Worker:
         namespace = self.shell.user_ns
         self.prompt = PromptHolder()
         self.book = AnswerBook(namespace)
-        self.sub = sub = SubRLM(self.requests)
+        calls = Calls(self.requests)
+        self.sub = sub = SubRLM(calls)
         offered = {
             "sub_RLM": sub,
             **make_aliases(sub),
-            "subtask": make_subtask(sub),
+            "subtask": make_subtask(calls),
             "SubcallError": SubcallError,
             "FINAL": self.book.FINAL,
             "FINAL_VAR": self.book.FINAL_VAR,

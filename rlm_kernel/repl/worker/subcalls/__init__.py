@@ -11,7 +11,8 @@ link: prompts made from templates, and replies read as typed values.
 `options`      what a call may be given, checked
 `prompts`      prompts, checked and cut into messages
 `templates`    one prompt for each item
-`calls`        asking the kernel, and asking again for an unfit reply
+`calls`        asking the kernel, and what came of the last batch
+`rejected`     replies that are asked for again, and in what words
 `outcomes`     what has come, also after an interrupt
 `forms`        the value that a reply is to be: read, validated, checked
 `schemas`      forms of Python types and JSON Schemas
@@ -20,7 +21,8 @@ link: prompts made from templates, and replies read as typed values.
 """
 
 from rlm_kernel.repl.worker.subcalls.aliases import make_aliases
+from rlm_kernel.repl.worker.subcalls.calls import Calls
 from rlm_kernel.repl.worker.subcalls.sub_rlm import SubRLM
 from rlm_kernel.repl.worker.subcalls.subtask import make_subtask
 
-__all__ = ["SubRLM", "make_aliases", "make_subtask"]
+__all__ = ["Calls", "SubRLM", "make_aliases", "make_subtask"]

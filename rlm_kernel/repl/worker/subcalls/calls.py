@@ -11,9 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-import msgspec
-
-from rlm_kernel.cells import SubcallParams
 from rlm_kernel.errors import RLMError, SubcallError
 from rlm_kernel.repl.messages import (
     CancelSubcalls,
@@ -26,21 +23,20 @@ from rlm_kernel.repl.worker.link import FrameTooLarge, Interrupted, LinkLost
 from rlm_kernel.repl.worker.requests import Requests
 from rlm_kernel.repl.worker.subcalls.forms import Form
 from rlm_kernel.repl.worker.subcalls.options import Order
-from rlm_kernel.repl.worker.subcalls.outcomes import Outcomes, Part, outcome_of, unfit
+from rlm_kernel.repl.worker.subcalls.outcomes import Outcomes, Part, outcome_of
 from rlm_kernel.repl.worker.subcalls.prompts import in_parts
+from rlm_kernel.repl.worker.subcalls.rejected import (
+    Rejected,
+    given_up,
+    prompt_with_reason,
+    query_with_reason,
+)
 from rlm_kernel.repl.worker.subcalls.replies import Unfit
 
 __all__ = ["Calls"]
 
 _VERDICTS = 10_000
 """Verdicts in one message: with their reasons they must fit into a frame."""
-
-_HEAD = 500
-"""Characters of an unfit reply that the model is shown again."""
-
-# The form itself stands in what the kernel adds to every prompt of the sub-task.
-_WISH = "Reply once more, in the form that is asked for."
-_OTHER_WISH = "Reply once more, so that this does not hold."
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +45,6 @@ class _Ask:
 
     message: SendSubcalls
     part: Part
-
-
-@dataclass(frozen=True, slots=True)
-class _Rejected:
-    """A reply that is no value."""
-
-    place: int
-    result: SubcallResult
-    reason: str
 
 
 _Steps = Generator[_Ask, None, None]
@@ -74,16 +61,43 @@ class Calls:
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
+        self._last = Outcomes()
 
-    def run(self, prompts: list[str], order: Order, outcomes: Outcomes) -> None:
-        """Ask all *prompts* and wait; *outcomes* has what came, at any time.
+    @property
+    def last(self) -> Outcomes:
+        """Of the batch that was begun or ended last."""
+        return self._last
+
+    def ask(self, prompts: list[str], order: Order, keys: Sequence[Any] | None = None) -> Outcomes:
+        """Ask *prompts*, which are checked, and wait for all outcomes.
+
+        Parameters
+        ----------
+        keys
+            What the outcomes are known by, if not by their places.
 
         Raises
         ------
         RLMError
             The kernel refused it before anything was sent.
         """
-        steps = self._steps(prompts, order, outcomes)
+        self._last = outcomes = Outcomes(len(prompts), order.form, keys)
+        try:
+            self._run(self._steps(prompts, order, outcomes))
+        finally:
+            self._last = outcomes  # a check or a tool may have made calls meanwhile
+        return outcomes
+
+    async def ask_async(self, prompts: list[str], order: Order) -> Outcomes:
+        """As `ask`, without blocking the event loop."""
+        self._last = outcomes = Outcomes(len(prompts), order.form)
+        try:
+            await self._run_async(self._steps(prompts, order, outcomes))
+        finally:
+            self._last = outcomes
+        return outcomes
+
+    def _run(self, steps: _Steps) -> None:
         with suppress(StopIteration):
             ask = next(steps)
             while True:
@@ -94,9 +108,7 @@ class Calls:
                 else:
                     ask = next(steps)
 
-    async def run_async(self, prompts: list[str], order: Order, outcomes: Outcomes) -> None:
-        """As `run`, without blocking the event loop."""
-        steps = self._steps(prompts, order, outcomes)
+    async def _run_async(self, steps: _Steps) -> None:
         with suppress(StopIteration):
             ask = next(steps)
             while True:
@@ -173,12 +185,11 @@ class Calls:
                 if not results:
                     raise
                 # What there is must not be lost; nor will the kernel take what is left.
-                rest = outcomes.begin(places[here.start :])
+                part.fail(str(error))
+                rest = outcomes.begin(places[here.stop :])
                 rest.fail(str(error))
-                part = rest
-            results += cast("list[SubcallResult]", part.results)
-            if len(results) == len(prompts):
-                break
+                return results + _complete(part) + _complete(rest)
+            results += _complete(part)
         return results
 
     def _message(self, prompts: list[str], order: Order, retry_of: list[str]) -> SendSubcalls:
@@ -194,64 +205,59 @@ class Calls:
 
     def _judge(
         self, places: Sequence[int], results: list[SubcallResult], outcomes: Outcomes
-    ) -> list[_Rejected]:
+    ) -> list[Rejected]:
         """Settle the outcomes whose reply is a value, tell the kernel, and return the others."""
         form = outcomes.form
         try:
-            judged = [_judged(place, result, form) for place, result in _pairs(places, results)]
+            judged = [_judged(*one, form) for one in zip(places, results, strict=True)]
         except Exception:
             # A defect of the check, which is raised; the replies stay, as they are.
             outcomes.form = Form(task=form.task)
             raise
-        verdicts: list[Verdict] = []
-        rejected: list[_Rejected] = []
-        for (place, result), found in zip(_pairs(places, results), judged, strict=True):
-            if isinstance(found, _Rejected):
-                rejected.append(found)
-            else:
+        for place, found in zip(places, judged, strict=True):
+            if not isinstance(found, Rejected):
                 outcomes.settle(place, found)
-            if result.error is None and result.call_id:
-                reason = found.reason if isinstance(found, _Rejected) else ""
-                verdicts.append(Verdict(call_id=result.call_id, ok=not reason, reason=reason))
+        self._tell(form.task or "", [v for v in map(_verdict, results, judged) if v is not None])
+        return [found for found in judged if isinstance(found, Rejected)]
+
+    def _tell(self, task: str, verdicts: list[Verdict]) -> None:
         for start in range(0, len(verdicts), _VERDICTS):
             some = verdicts[start : start + _VERDICTS]
-            self._requests.link.send(JudgeSubcalls(task=form.task or "", verdicts=some))
-        return rejected
+            self._requests.link.send(JudgeSubcalls(task=task, verdicts=some))
 
     def _ask_again(
-        self, rejected: list[_Rejected], prompts: list[str], order: Order, outcomes: Outcomes
+        self, rejected: list[Rejected], prompts: list[str], order: Order, outcomes: Outcomes
     ) -> _Steps:
         """Once, all that were rejected together."""
         form = order.form
         places = [one.place for one in rejected]
         retry_of = [one.result.call_id for one in rejected]
-        again = [_with_reason(prompts[one.place], one, form) for one in rejected]
+        again = [prompt_with_reason(prompts[one.place], one, form) for one in rejected]
         if order.kind == "rlm":
             # The prompt of a child run is its P: the reason goes into what is asked about it.
             again = [prompts[one.place] for one in rejected]
-            order = Order(order.kind, _query_with_reason(order.params, rejected), form)
+            order = Order(order.kind, query_with_reason(order.params, rejected), form)
         try:
             results = yield from self._ask_all(places, again, order, outcomes, retry_of)
         except RLMError as error:
             for one in rejected:
                 outcomes.settle(
-                    one.place, _given_up(one, form, f"and it was not asked again: {error}")
+                    one.place, given_up(one, form, f"and it was not asked again: {error}")
                 )
             return
         still = {one.place: one for one in self._judge(places, results, outcomes)}
         for first, result in zip(rejected, results, strict=True):
             if result.error is not None:
                 why = f"and the call failed when it was asked again: {result.error.reason}"
-                outcomes.settle(first.place, _given_up(first, form, why))
+                outcomes.settle(first.place, given_up(first, form, why))
             elif first.place in still:
                 last = still[first.place]
-                outcomes.settle(first.place, _given_up(last, form, "also when it was asked again"))
+                outcomes.settle(first.place, given_up(last, form, "also when it was asked again"))
 
 
-def _pairs(
-    places: Sequence[int], results: list[SubcallResult]
-) -> Iterator[tuple[int, SubcallResult]]:
-    return zip(places, results, strict=True)
+def _complete(part: Part) -> list[SubcallResult]:
+    """The results of a part that has them all."""
+    return cast("list[SubcallResult]", part.results)
 
 
 def _judged(place: int, result: SubcallResult, form: Form) -> Any:
@@ -260,24 +266,13 @@ def _judged(place: int, result: SubcallResult, form: Form) -> Any:
     try:
         return form.value(result.text)
     except Unfit as why:
-        return _Rejected(place, result, str(why))
+        return Rejected(place, result, str(why))
 
 
-def _given_up(rejected: _Rejected, form: Form, why: str) -> SubcallError:
-    return unfit(form, rejected.reason, rejected.result.text, again=f", {why}")
-
-
-def _with_reason(prompt: str, rejected: _Rejected, form: Form) -> str:
-    """*prompt* once more; what is new stands at its end, so that the beginning stays cached."""
-    text = rejected.result.text
-    head = text[:_HEAD] + " …" * (len(text) > _HEAD)
-    return (
-        f"{prompt}\n\nA reply to this was not accepted: it {rejected.reason}. The reply was:\n"
-        f"{head}\n\n{_WISH if form.told else _OTHER_WISH}"
-    )
-
-
-def _query_with_reason(params: SubcallParams, rejected: list[_Rejected]) -> SubcallParams:
-    reasons = "; or ".join(dict.fromkeys(f"it {one.reason}" for one in rejected[:3]))
-    query = f"{params.query or ''}\n\nAn earlier answer was not accepted: {reasons}."
-    return msgspec.structs.replace(params, query=query.strip())
+def _verdict(result: SubcallResult, found: Any) -> Verdict | None:
+    """For the kernel; ``None`` where there was no reply to judge."""
+    if result.error is not None or not result.call_id:
+        return None
+    if isinstance(found, Rejected):
+        return Verdict(call_id=result.call_id, ok=False, reason=found.reason)
+    return Verdict(call_id=result.call_id, ok=True)

@@ -73,11 +73,11 @@ class Outcomes(Sequence[Any]):
     >>> rest = [p for i, p in enumerate(prompts) if i not in done]  # doctest: +SKIP
     """
 
-    def __init__(self, size: int = 0, form: Form | None = None) -> None:
+    def __init__(
+        self, size: int = 0, form: Form | None = None, keys: Sequence[Any] | None = None
+    ) -> None:
         self.form = form or Form()
-        self.keys: Sequence[Any] = range(size)
-        """Under what `done` has them: their places, or the keys of the dict that was mapped."""
-
+        self._keys = range(size) if keys is None else keys
         self._size = size
         self._settled: dict[int, Any] = {}
         self._came: dict[int, SubcallResult] = {}
@@ -94,7 +94,7 @@ class Outcomes(Sequence[Any]):
     @property
     def done(self) -> dict[Any, Any]:
         """The outcomes that have come, by place; by key for a dict that was mapped."""
-        return {self.keys[place]: self[place] for place in sorted(self._places())}
+        return {self._keys[place]: self[place] for place in sorted(self._places())}
 
     def __len__(self) -> int:
         return self._size

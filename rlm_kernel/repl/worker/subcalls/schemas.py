@@ -66,9 +66,9 @@ def reading_of(schema: Any) -> Reading | None:
         return _labelled(_name(schema), _labels(typing.get_args(schema)))
     if isinstance(schema, type) and issubclass(schema, enum.Enum):
         return _labelled(schema.__name__, _labels(schema))
-    if _is_pydantic(schema):
-        return _reading_of_pydantic(schema, schema.model_json_schema(), schema.model_validate_json)
-    return _reading_of_type(schema)
+    own = hasattr(schema, "__pydantic_validator__")  # a model, or a dataclass of pydantic's
+    reading = _reading_by_pydantic(schema) if own else None
+    return reading or _reading_of_type(schema)
 
 
 def reading_of_choices(choices: Any) -> Reading:
@@ -150,9 +150,9 @@ def _reading_of_type(kind: Any) -> Reading:
         schema = msgspec.json.schema(kind)
         decoder = msgspec.json.Decoder(kind)
     except (TypeError, NameError) as error:
-        adapted = _adapted(kind)
-        if adapted is not None:
-            return adapted
+        reading = _reading_by_pydantic(kind)
+        if reading is not None:
+            return reading
         raise TypeError(
             f"there is no JSON Schema for {_name(kind)}: {error}; use a dataclass, a TypedDict, "
             "plain types, a pydantic model, or a JSON Schema as a dict"
@@ -234,30 +234,21 @@ def _validator(schema: dict[str, Any]) -> Callable[[Any], str]:
 # --- pydantic ---------------------------------------------------------------------------------
 
 
-def _is_pydantic(schema: Any) -> bool:
-    return isinstance(schema, type) and callable(getattr(schema, "model_validate_json", None))
-
-
-def _adapted(kind: Any) -> Reading | None:
-    """The reading of a type that only pydantic knows, such as ``list[Model]``."""
+def _reading_by_pydantic(kind: Any) -> Reading | None:
+    """The reading of a model, or of a type that has one in it, such as ``list[Model]``."""
     pydantic = sys.modules.get("pydantic")
     if pydantic is None:  # then no model of its can be in there
         return None
     try:
         adapter = pydantic.TypeAdapter(kind)
         schema = adapter.json_schema()
-    except pydantic.errors.PydanticUserError:
+    except (pydantic.errors.PydanticUserError, NameError):
         return None
-    return _reading_of_pydantic(kind, schema, adapter.validate_json)
-
-
-def _reading_of_pydantic(kind: Any, schema: dict[str, Any], validate: Fit) -> Reading:
-    from pydantic import ValidationError
 
     def fit(text: str) -> Any:
         try:
-            return validate(text)
-        except ValidationError as error:
+            return adapter.validate_json(text)
+        except pydantic.ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
             raise _misfit(f"{first['msg']} at $.{place}" if place else first["msg"]) from None

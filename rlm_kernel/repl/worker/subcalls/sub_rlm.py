@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlm_kernel.errors import SubcallError
-from rlm_kernel.repl.worker.requests import Requests
 from rlm_kernel.repl.worker.subcalls.calls import Calls
 from rlm_kernel.repl.worker.subcalls.forms import Check
-from rlm_kernel.repl.worker.subcalls.options import Kind, Order, make_order
+from rlm_kernel.repl.worker.subcalls.options import Kind, make_order
 from rlm_kernel.repl.worker.subcalls.outcomes import Outcomes
 from rlm_kernel.repl.worker.subcalls.prompts import checked_prompts
 from rlm_kernel.repl.worker.subcalls.templates import collected, map_prompts
@@ -69,9 +68,8 @@ class SubRLM:
 
     __name__ = "sub_RLM"
 
-    def __init__(self, requests: Requests) -> None:
-        self._calls = Calls(requests)
-        self._last = Outcomes()
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
 
     def __repr__(self) -> str:
         return "<sub_RLM(prompt or list of prompts, *, model=…, max_tokens=…): ask a smaller model>"
@@ -82,7 +80,7 @@ class SubRLM:
 
         Its ``done`` has only those that are there, by place.
         """
-        return self._last
+        return self._calls.last
 
     def __call__(
         self,
@@ -104,13 +102,13 @@ class SubRLM:
     ) -> Any:
         options = {name: value for name, value in locals().items() if name not in _NO_OPTIONS}
         order, prompts = make_order(options), checked_prompts(prompt)
-        outcomes = self.ask(prompts, order)
+        outcomes = self._calls.ask(prompts, order)
         return list(outcomes) if not isinstance(prompt, str) else _single(outcomes)
 
     async def aio(self, prompt: str | Sequence[str], **options: Any) -> Any:
         """As calling it, in a coroutine: other tasks go on meanwhile. Cancelling cancels."""
         order, prompts = make_order(options, "sub_RLM.aio"), checked_prompts(prompt)
-        outcomes = await self.ask_async(prompts, order)
+        outcomes = await self._calls.ask_async(prompts, order)
         return list(outcomes) if not isinstance(prompt, str) else _single(outcomes)
 
     def map(self, make: str | Callable[[Any], str], items: Iterable[Any], **options: Any) -> Any:
@@ -136,32 +134,8 @@ class SubRLM:
         """
         order, found = make_order(options, "sub_RLM.map"), collected(items)
         keys = list(items) if isinstance(items, Mapping) else None
-        outcomes = self.ask(map_prompts(make, found), order, keys)
+        outcomes = self._calls.ask(map_prompts(make, found), order, keys)
         return list(outcomes) if keys is None else outcomes.done
-
-    def ask(self, prompts: list[str], order: Order, keys: Sequence[Any] | None = None) -> Outcomes:
-        """Ask *prompts*, which are checked, and wait for all outcomes."""
-        outcomes = self._begin(prompts, order, keys)
-        try:
-            self._calls.run(prompts, order, outcomes)
-        finally:
-            self._last = outcomes  # a check or a tool may have made calls meanwhile
-        return outcomes
-
-    async def ask_async(self, prompts: list[str], order: Order) -> Outcomes:
-        """As `ask`, without blocking the event loop."""
-        outcomes = self._begin(prompts, order, None)
-        try:
-            await self._calls.run_async(prompts, order, outcomes)
-        finally:
-            self._last = outcomes
-        return outcomes
-
-    def _begin(self, prompts: list[str], order: Order, keys: Sequence[Any] | None) -> Outcomes:
-        self._last = outcomes = Outcomes(len(prompts), order.form)
-        if keys is not None:
-            outcomes.keys = keys
-        return outcomes
 
 
 _NO_OPTIONS = ("self", "prompt")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rlm_kernel.errors import SubcallError
+from rlm_kernel.repl.worker.subcalls.calls import Calls
 from rlm_kernel.repl.worker.subcalls.options import check_names, make_order
-from rlm_kernel.repl.worker.subcalls.sub_rlm import SubRLM
 from rlm_kernel.repl.worker.subcalls.templates import collected
 
 __all__ = ["Subtask", "make_subtask"]
@@ -39,9 +39,9 @@ class Subtask:
         It has no docstring, is a coroutine, or its type has no JSON Schema.
     """
 
-    def __init__(self, sub: SubRLM, function: Callable[..., Any], options: dict[str, Any]) -> None:
+    def __init__(self, calls: Calls, function: Callable[..., Any], options: dict[str, Any]) -> None:
         functools.update_wrapper(self, function)
-        self._sub, self._function = sub, function
+        self._calls, self._function = calls, function
         self._name = getattr(function, "__name__", "subtask")
         self._signature = inspect.signature(function)
         instruction = inspect.getdoc(function) or ""
@@ -85,12 +85,12 @@ class Subtask:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The value for these arguments. Raises `SubcallError`."""
-        return _only(self._sub.ask([self.prompt(*args, **kwargs)], self._order)[0])
+        return _only(self._calls.ask([self.prompt(*args, **kwargs)], self._order)[0])
 
     async def aio(self, *args: Any, **kwargs: Any) -> Any:
         """As calling it, in a coroutine."""
         prompts = [self.prompt(*args, **kwargs)]
-        return _only((await self._sub.ask_async(prompts, self._order))[0])
+        return _only((await self._calls.ask_async(prompts, self._order))[0])
 
     def map(self, items: Iterable[Any]) -> Any:
         """The values for many items, all at once; a failed one is a `SubcallError`.
@@ -101,7 +101,7 @@ class Subtask:
         found = collected(items)
         prompts = [self._prompt_of(item) for item in found]
         keys = list(items) if isinstance(items, Mapping) else None
-        outcomes = self._sub.ask(prompts, self._order, keys)
+        outcomes = self._calls.ask(prompts, self._order, keys)
         return list(outcomes) if keys is None else outcomes.done
 
     def _prompt_of(self, item: Any) -> str:
@@ -150,8 +150,8 @@ def _only(outcome: Any) -> Any:
     return outcome
 
 
-def make_subtask(sub: SubRLM) -> Callable[..., Any]:
-    """The decorator whose functions are computed by *sub*."""
+def make_subtask(calls: Calls) -> Callable[..., Any]:
+    """The decorator whose functions are computed through *calls*."""
 
     def subtask(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Make a function that a model computes.
@@ -170,9 +170,9 @@ def make_subtask(sub: SubRLM) -> Callable[..., Any]:
         """
         check_names(options, "subtask")
         if function is None:
-            return lambda function: Subtask(sub, function, options)
+            return lambda function: Subtask(calls, function, options)
         if not callable(function):
             raise TypeError("subtask is a decorator: write @subtask above a function")
-        return Subtask(sub, function, options)
+        return Subtask(calls, function, options)
 
     return subtask
