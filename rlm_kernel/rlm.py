@@ -108,6 +108,9 @@ class RLM:
         They run in the REPL's process: copies of them, with what they refer to.
     allow_whole_prompt
         Let a child run get the whole ``P`` of a run above it, which is refused otherwise.
+    cache
+        Give sub-calls the replies that *record* has of earlier runs, where they ask the same
+        again: the n-th time the n-th reply. ``False`` asks the models anew.
 
     Raises
     ------
@@ -140,6 +143,7 @@ class RLM:
         environ: Mapping[str, str] | None = None,
         tools: Sequence[Callable[..., Any]] = (),
         allow_whole_prompt: bool = False,
+        cache: bool = True,
     ) -> None:
         _check_kind("root", root, "a spec such as 'openai:MODEL@URL' or a Root", _is_root)
         _check_kind("sub", sub, "a spec such as 'openai:MODEL@URL' or an Endpoint", _is_endpoint)
@@ -160,6 +164,7 @@ class RLM:
             dialect=dialect,
             budget=budget or Budget(),
             allow_whole_prompt=allow_whole_prompt,
+            cache=cache,
         )
         self._tools = tuple(tools)
         self._policy = policy

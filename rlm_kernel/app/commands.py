@@ -198,6 +198,9 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--allow-whole-prompt", action="store_true", help="let a child run get the whole P again"
     )
+    run.add_argument(
+        "--no-cache", action="store_true", help="ask anew what the record has a reply to"
+    )
     run.add_argument("--json", action="store_true", help="print the answer and usage as JSON")
     limits = run.add_argument_group("limits of the whole tree of runs")
     limits.add_argument("--max-turns", metavar="N", type=_count, help="turns of each run")

@@ -211,6 +211,7 @@ def _options(
         given[name.replace("_", "-")] = getattr(args, name)
     given["tools"] = None if args.tools is None else _tools_file(args.tools)
     given["allow-whole-prompt"] = "" if args.allow_whole_prompt else None
+    given["no-cache"] = "" if args.no_cache else None
     return {name: str(value) for name, value in given.items() if value is not None}
 
 

@@ -18,7 +18,7 @@ __all__ = ["Settings", "with_options"]
 PolicyName = Literal["run", "ask"]
 
 _BUDGET = frozenset(Budget.__struct_fields__)
-_OTHER = frozenset(("root", "sub", "dialect", "policy", "tools", "allow_whole_prompt"))
+_OTHER = frozenset(("root", "sub", "dialect", "policy", "tools", "allow_whole_prompt", "cache"))
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +40,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allow_whole_prompt: bool = False
     """Whether a child run may get the whole ``P`` of a run above it."""
 
+    cache: bool = True
+    """Whether sub-calls may be given replies that were recorded before the run began."""
+
 
 def with_options(settings: Settings, options: Mapping[str, str | bool | None]) -> Settings:
     """*settings* changed by options as a person wrote them.
@@ -50,6 +53,8 @@ def with_options(settings: Settings, options: Mapping[str, str | bool | None]) -
         For an unknown option or a value of the wrong type; the message names it.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    if "no_cache" in given:
+        given["cache"] = not given.pop("no_cache")
     budget = {name: value for name, value in given.items() if name in _BUDGET}
     other: dict[str, object] = {name: value for name, value in given.items() if name not in _BUDGET}
     unknown = other.keys() - _OTHER

@@ -57,6 +57,7 @@ def send_subcalls(
             deliver=done,
             spawn_child=_spawner(session, spec, toolbox),
             toolbox=toolbox,
+            cache=settings.cache,
             resolve=lambda model: session.models.sub(settings, spec),
         )
     except RLMError as error:

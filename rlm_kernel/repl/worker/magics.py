@@ -124,6 +124,12 @@ class RLMMagics(Magics):
         default=None,
         help="let a child run get the whole P again",
     )
+    @argument(
+        "--no-cache",
+        action="store_true",
+        default=None,
+        help="ask anew what the record has a reply to",
+    )
     @argument("words", nargs="*", help="a command instead of a query, such as status or edit")
     @no_var_expand
     @line_cell_magic
