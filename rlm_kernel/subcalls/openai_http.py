@@ -16,7 +16,7 @@ from rlm_kernel.config import OPENAI_URL, EndpointSpec
 from rlm_kernel.prices import Price, prices_from
 from rlm_kernel.subcalls.connection import Connection, UnreachableError
 from rlm_kernel.subcalls.context import TEMPLATE, ContextCheck
-from rlm_kernel.subcalls.endpoint import Exchange, Reply, ToolSpec
+from rlm_kernel.subcalls.endpoint import EndpointError, Exchange, Reply, ToolSpec
 from rlm_kernel.subcalls.refusals import Refused, refusal
 from rlm_kernel.subcalls.replies import StreamedReply, decoded, reply_of
 from rlm_kernel.subcalls.server_kind import Capacity, ServerFacts, capacity_of, probe
@@ -27,6 +27,8 @@ __all__ = ["OpenAIEndpoint"]
 
 PROBES = 3
 """Failures of the list of models after which a server is taken as it is."""
+
+HEALTH_S = 2.0
 
 FORMS = 32
 """Forms of requests that are kept encoded."""
@@ -104,6 +106,18 @@ class OpenAIEndpoint:
         ``None`` where it does not say, or not within 2 s. Never raises `EndpointError`.
         """
         return await capacity_of(self._connection, (await self.facts()).kind)
+
+    async def healthy(self) -> bool:
+        """Whether the server answers now and does not say that it is in trouble.
+
+        By ``/health``, which vLLM and llama.cpp have; of others any answer will do.
+        """
+        try:
+            url = f"{self._connection.root}/health"
+            answer = await self._connection.get(url, seconds=HEALTH_S)
+        except (EndpointError, TimeoutError):
+            return False
+        return answer.status < 500
 
     async def context_limit(self) -> int | None:
         """See `Endpoint.context_limit`."""

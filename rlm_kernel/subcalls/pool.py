@@ -20,7 +20,8 @@ class Pool:
     Parameters
     ----------
     size
-        Calls under way at once. May be changed; what runs then goes on.
+        Calls under way at once. May be changed: what runs then goes on, and `fill` makes use of
+        more.
     run
         Does one call, and never fails. It is cancelled where the call's batch is.
     """
@@ -35,7 +36,7 @@ class Pool:
     def add(self, run_id: str, calls: Iterable[Call]) -> None:
         """Queue *calls* behind those of the same run."""
         self._queue.push(run_id, calls)
-        self._fill()
+        self.fill()
 
     def remove(self, batch: Batch) -> list[Call]:
         """Take the calls of *batch* that no worker has taken yet out of the queue."""
@@ -46,7 +47,8 @@ class Pool:
         self._closed = True
         await asyncio.gather(*self._workers, return_exceptions=True)
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
+        """Start the calls for which there is room, where it may have grown."""
         while not self._closed and len(self._workers) < self.size:
             call = self._queue.take()
             if call is None:
@@ -66,7 +68,7 @@ class Pool:
                     call.task = None
                     call.lane.active -= 1
                 # A cancellation that came while the call ended is not for the next one.
-                done = self._closed or task.cancelling()
+                done = self._closed or task.cancelling() or len(self._workers) > self.size
                 call = None if done else self._queue.take()
         except asyncio.CancelledError:
             # Cancelled by somebody else than the batch: the event loop is ending. A new worker
@@ -76,4 +78,4 @@ class Pool:
             raise
         finally:
             self._workers.discard(task)
-            self._fill()
+            self.fill()

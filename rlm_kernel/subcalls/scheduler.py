@@ -188,8 +188,12 @@ class Scheduler:
 
     def _lane(self, endpoint: Endpoint | None) -> Lane:
         if endpoint is None:
-            return Lane()  # the size of its pool is the limit of child runs
-        return self._lanes.setdefault(endpoint, Lane(endpoint.slots))
+            return Lane(_no_limit)  # the size of its pool is the limit of child runs
+        lane = self._lanes.get(endpoint)
+        if lane is None:
+            lane = self._lanes[endpoint] = Lane(lambda: endpoint.slots)
+            endpoint.on_room = self._plain.fill
+        return lane
 
     def _pool(self, plan: Plan) -> Pool:
         if plan.kind == "llm":
@@ -208,6 +212,10 @@ class Scheduler:
         for call in list(batch.under_way):
             if call.task is not None:
                 call.task.cancel()
+
+
+def _no_limit() -> None:
+    return None
 
 
 def _granted(

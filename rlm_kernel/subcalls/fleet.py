@@ -1,0 +1,483 @@
+"""Several servers of one model as one endpoint.
+
+A call goes to the server that works on the fewest, unless one that has seen
+the beginning of its prompt before, and so may have it in its prefix cache, is
+not much busier. Calls that a server failed at move to another at once; which
+servers may be sent anything, and how much, is learnt from the calls alone. A
+healthy fleet has no tasks and no locks: one task, the keeper, lives while
+there are calls, wakes once a second, and asks for health and queues.
+
+A fleet of one is of use as well: its calls wait for the server to come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlm_kernel.cells import SubcallParams
+from rlm_kernel.errors import RLMError
+from rlm_kernel.prices import Price
+from rlm_kernel.subcalls.connection import UnreachableError
+from rlm_kernel.subcalls.endpoint import EndpointError, Exchange, Reply, ToolSpec
+from rlm_kernel.subcalls.journey import LONGEST_REST_S, Journey, is_busy
+from rlm_kernel.subcalls.member import MUTE_S, POLL_S, Member
+
+if TYPE_CHECKING:
+    from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+
+__all__ = ["Fleet", "Rediscover"]
+
+Rediscover = Callable[[], Awaitable[Sequence["OpenAIEndpoint"]]]
+"""Which servers there are by now."""
+
+PATIENCE_S = 30.0
+NEW_PATIENCE_S = 2.0
+"""Where none of the servers ever answered: nothing is there that could come back."""
+
+COOLDOWN_S = 0.5
+REDISCOVER_S = 2.0
+TICK_S = 1.0
+PREFIX = 1000
+"""Characters of instruction and prompt that prefer a server."""
+
+_FRESH_S = 1.0
+_HEALTH_S = 2.0
+
+
+class Fleet:
+    """The servers of one model, as an `Endpoint`.
+
+    Its errors are final: what sending again can do was done.
+
+    Parameters
+    ----------
+    spec
+        Names the fleet, without a key.
+    model
+        Asked where the call names none.
+    members
+        One endpoint for each server; they are closed with the fleet.
+    rediscover
+        Asked for the servers that there are when all are down.
+    patience_s
+        How long calls wait for a server to come back when all are down.
+    cooldown_s
+        Until a server that is down is asked again for the first time, and before a call is sent
+        to the same server again.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        model: str,
+        members: Sequence[OpenAIEndpoint],
+        *,
+        rediscover: Rediscover | None = None,
+        patience_s: float = PATIENCE_S,
+        cooldown_s: float = COOLDOWN_S,
+    ) -> None:
+        self.spec = spec
+        self.model = model
+        self.slots: int | None = None
+        self.on_room: Callable[[], None] | None = None
+        self._cooldown_s = cooldown_s
+        self._patience_s = patience_s
+        self._rediscover = rediscover
+        self._rediscover_at = 0.0
+        self._members = [Member(endpoint, cooldown_s=cooldown_s) for endpoint in members]
+        self._pool: list[Member] = []
+        """Members that may be sent calls, as their load permits."""
+        self._down_since: float | None = None
+        """When the last member went down; ``None`` while one is not."""
+        self._waiters: deque[_Waiter] = deque()
+        self._calls = 0
+        self._keeper: asyncio.Task[None] | None = None
+        self._nudge = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._digests: dict[str, int] = {}
+        self._arrange()
+
+    @property
+    def urls(self) -> list[str]:
+        """Of its servers."""
+        return [member.url for member in self._members]
+
+    def price(self, model: str) -> Price | None:
+        """See `Endpoint.price`."""
+        return self._members[0].endpoint.price(model) if self._members else None
+
+    async def context_limit(self) -> int | None:
+        """See `Endpoint.context_limit`: the least that one of the servers takes."""
+        limits = await asyncio.gather(*(m.endpoint.context_limit() for m in self._members))
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    async def complete(
+        self,
+        prompt: str,
+        params: SubcallParams,
+        *,
+        tools: Sequence[ToolSpec] = (),
+        exchanges: Sequence[Exchange] = (),
+    ) -> Reply:
+        """See `Endpoint.complete`."""
+        self._calls += 1
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep())
+        journey: Journey | None = None
+        digest = self._digest(prompt, params) if len(self._members) > 1 else 0
+        try:
+            member = None if self._waiters else self._pick(digest)
+            while True:
+                if member is None:
+                    member, begun = await self._turn(digest, journey)
+                else:
+                    begun = member.begin()
+                try:
+                    reply = await member.endpoint.complete(
+                        prompt, params, tools=tools, exchanges=exchanges
+                    )
+                except EndpointError as error:
+                    journey = journey or Journey(self._cooldown_s)
+                    pause = self._failed(member, begun, error, journey)
+                except BaseException:
+                    member.load.abandoned()
+                    self._settle(member)
+                    raise
+                else:
+                    self._done(member, begun)
+                    return self._marked(reply, member, journey)
+                if pause:
+                    await asyncio.sleep(pause)
+                member = None if self._waiters else self._pick(digest, journey.avoid)
+        finally:
+            self._calls -= 1
+
+    async def close(self) -> None:
+        """See `Endpoint.close`."""
+        tasks = [*self._tasks, *filter(None, [self._keeper])]
+        self._keeper = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for member in self._members:
+            await member.endpoint.close()
+
+    # --- which server ---------------------------------------------------------------------------
+
+    def _digest(self, prompt: str, params: SubcallParams) -> int:
+        """Of the beginning of a call, which calls of one batch have in common."""
+        start = f"{params.model or ''}\n{(params.system or '')[:PREFIX]}\n{prompt[:PREFIX]}"
+        start = start[:PREFIX]
+        digest = self._digests.get(start)
+        if digest is None:
+            if len(self._digests) >= 1000:
+                self._digests.clear()
+            hashed = hashlib.blake2b(start.encode("utf-8", "surrogatepass"), digest_size=8)
+            digest = self._digests[start] = int.from_bytes(hashed.digest())
+        return digest
+
+    def _pick(self, digest: int, avoid: set[Member] | None = None) -> Member | None:
+        """The server for a call; ``None`` where none has room.
+
+        The preferred one is found by rendezvous hashing (Thaler and Ravishankar, 1998): servers
+        that come and go change the preference of few prefixes.
+        """
+        pool = self._pool
+        if avoid:
+            pool = [member for member in pool if member not in avoid] or pool
+        least: Member | None = None
+        preferred: Member | None = None
+        best = -math.inf
+        for member in pool:
+            if not member.free:
+                continue
+            if least is None or member.load.active < least.load.active:
+                least = member
+            weight = hash((digest, member.seed))
+            if weight > best:
+                best, preferred = weight, member
+        if least is None or preferred is None:
+            return None
+        margin = max(2, preferred.load.limit // 8)
+        return preferred if preferred.load.active <= least.load.active + margin else least
+
+    async def _turn(self, digest: int, journey: Journey | None) -> tuple[Member, float]:
+        """Wait for room on a server; it is taken with the return."""
+        waiter = _Waiter(digest, journey or Journey(self._cooldown_s))
+        self._waiters.append(waiter)
+        self._serve()
+        self._nudge.set()
+        try:
+            return await waiter.turn
+        except BaseException:
+            if waiter.turn.done() and not waiter.turn.cancelled() and not waiter.turn.exception():
+                # Cancelled in the very moment in which it got its turn.
+                member, _ = waiter.turn.result()
+                member.load.abandoned()
+                self._settle(member)
+            else:
+                with contextlib.suppress(ValueError):
+                    self._waiters.remove(waiter)
+            raise
+
+    def _serve(self) -> None:
+        """Give those that wait the room that there is, in order of arrival."""
+        waiters = self._waiters
+        while waiters:
+            waiter = waiters[0]
+            if not waiter.turn.done():
+                member = self._pick(waiter.digest, waiter.journey.avoid)
+                if member is None:
+                    return
+                waiter.turn.set_result((member, member.begin()))
+            waiters.popleft()
+
+    # --- what became of a request ---------------------------------------------------------------
+
+    def _done(self, member: Member, begun: float) -> None:
+        limit = member.load.limit
+        member.load.done(begun)
+        if not member.spotless or member.load.limit != limit:
+            member.succeeded()
+            self._arrange()
+        if self._waiters:
+            self._serve()
+
+    def _settle(self, member: Member) -> None:
+        """Room has become free on *member*, or its state may have changed."""
+        self._arrange()
+        self._serve()
+
+    def _marked(self, reply: Reply, member: Member, journey: Journey | None) -> Reply:
+        if journey is None and len(self._members) == 1:
+            return reply
+        server = member.url if len(self._members) > 1 else ""
+        return (journey or Journey(0)).reply(reply, server)
+
+    def _failed(
+        self, member: Member, begun: float, error: EndpointError, journey: Journey
+    ) -> float:
+        """Seconds until the call is sent again. Raises where it is not."""
+        journey.add(member, error)
+        busy = is_busy(error)
+        moves = error.retryable or (isinstance(error, UnreachableError) and len(self._members) > 1)
+        if busy:
+            self._refused(member, begun, error)
+        else:
+            member.load.abandoned()
+            if not moves:
+                if error.status:
+                    member.succeeded()
+            else:
+                member.failed(begun, error.reason)
+        self._settle(member)
+        if member.state == "doubted":
+            self._look(member)
+        if not moves:
+            raise self._final(journey, member, error)
+        if journey.over:
+            raise self._final(journey, member, error, f" ({journey.attempts} attempts)")
+        if any(other not in journey.avoid for other in self._pool):
+            return 0.0
+        journey.avoid.clear()
+        return journey.pause() if error.retry_after is None else 0.0
+
+    def _refused(self, member: Member, begun: float, error: EndpointError) -> None:
+        member.load.refused(begun)
+        if error.retry_after:
+            member.rest(error.retry_after, error.reason)
+        elif error.status == 503:
+            member.trouble = error.reason
+            member.doubt()
+
+    def _final(
+        self, journey: Journey, member: Member, error: EndpointError, why: str = ""
+    ) -> EndpointError:
+        server = member.url if len(self._members) > 1 else ""
+        return journey.error(error.reason + why, server=server, last=error)
+
+    def _arrange(self) -> None:
+        """Work out who may be sent calls, and tell the scheduler where that is more."""
+        pool = [m for m in self._members if m.state in ("up", "trial")]
+        self._pool = pool or [m for m in self._members if m.state == "sick"]
+        if any(m.state != "down" for m in self._members):
+            self._down_since = None
+        elif self._down_since is None:
+            self._down_since = time.monotonic()
+        # With none to send to, calls still have to come in to be told so.
+        slots = sum(member.room for member in self._pool or self._members) or 1
+        grew = self.slots is not None and slots > self.slots
+        self.slots = slots
+        if grew and self.on_room is not None:
+            self.on_room()
+
+    # --- the keeper -----------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Look after the members for as long as there are calls."""
+        try:
+            while self._calls:
+                self._nudge.clear()
+                now = time.monotonic()
+                for member in self._members:
+                    self._tend(member, now)
+                if self._down_since is not None:
+                    await self._find_others(now)
+                self._give_up(now)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._quiet_s(now)):
+                        await self._nudge.wait()
+        finally:
+            if self._keeper is asyncio.current_task():
+                self._keeper = None
+
+    def _quiet_s(self, now: float) -> float:
+        """Seconds in which nothing is to be done."""
+        dues = [m.due for m in self._members]
+        if self._down_since is not None:
+            dues.append(self._down_since + self._patience)
+        return max(0.01, min(TICK_S, *(due - now for due in dues if due > now)))
+
+    def _tend(self, member: Member, now: float) -> None:
+        if member.state == "resting" and now >= member.due:
+            member.rested()
+            self._settle(member)
+        elif member.state in ("down", "sick"):
+            stale = self._overdue(now) and now - member.probed_at > _FRESH_S
+            if now >= member.due or stale:
+                self._look(member)
+        elif member.load.active and now >= member.poll_at:
+            member.poll_at = now + POLL_S
+            self._spawn(self._poll(member))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _look(self, member: Member) -> None:
+        if not member.looking:
+            member.looking = True
+            self._spawn(self._probe(member))
+
+    async def _probe(self, member: Member) -> None:
+        try:
+            member.probed(await member.endpoint.healthy())
+        finally:
+            member.looking = False
+        self._settle(member)
+        self._nudge.set()
+
+    async def _poll(self, member: Member) -> None:
+        """Ask a server for its slots and its queue."""
+        capacity = await member.endpoint.capacity()
+        if capacity is None:
+            member.poll_at = time.monotonic() + MUTE_S
+            return
+        if capacity.slots is not None:
+            # What vLLM says is for calls that fill the context.
+            exact = member.endpoint.kind == "llamacpp"
+            member.load.hint(capacity.slots if exact else min(256, max(32, capacity.slots)))
+        if capacity.running is not None and capacity.waiting is not None:
+            member.load.queue(capacity.running, capacity.waiting)
+        self._settle(member)
+
+    async def _find_others(self, now: float) -> None:
+        """Ask which servers there are by now. Those that are known keep their state."""
+        if self._rediscover is None or now < self._rediscover_at:
+            return
+        self._rediscover_at = now + REDISCOVER_S
+        try:
+            async with asyncio.timeout(REDISCOVER_S):
+                found = await self._rediscover()
+        except (RLMError, TimeoutError):
+            return
+        known = {member.url: member for member in self._members}
+        urls = {endpoint.url for endpoint in found}
+        for endpoint in found:
+            if endpoint.url in known:
+                await endpoint.close()
+            else:
+                known[endpoint.url] = Member(endpoint, cooldown_s=self._cooldown_s)
+        if not urls:
+            return
+        gone = [m for m in self._members if m.url not in urls and not m.load.active]
+        self._members = [m for m in known.values() if m not in gone]
+        for member in gone:
+            await member.endpoint.close()
+        self._arrange()
+        self._serve()
+
+    # --- when there is none ---------------------------------------------------------------------
+
+    def _overdue(self, now: float) -> bool:
+        """Whether a server to come back was waited for long enough."""
+        if self._down_since is None:
+            return False
+        return now >= self._down_since + self._patience
+
+    @property
+    def _patience(self) -> float:
+        known = any(member.answered for member in self._members)
+        return self._patience_s if known else min(NEW_PATIENCE_S, self._patience_s)
+
+    def _give_up(self, now: float) -> None:
+        """Fail the calls that wait in vain."""
+        if not self._waiters or self._pool:
+            return
+        fresh = all(now - m.probed_at <= _FRESH_S for m in self._members if m.state == "down")
+        if not (self._overdue(now) and fresh) and not self._all_rest(now):
+            return
+        waiters, self._waiters = self._waiters, deque()
+        reason = self._none_left(now)
+        for waiter in waiters:
+            if not waiter.turn.done():
+                server = self.urls[-1] if len(self._members) > 1 else ""
+                waiter.turn.set_exception(waiter.journey.error(reason, server=server))
+
+    def _all_rest(self, now: float) -> bool:
+        """Whether every server that is not down asks for a longer wait than is waited for."""
+        rests = [m.due - now for m in self._members if m.state == "resting"]
+        others = [m for m in self._members if m.state not in ("resting", "down")]
+        return bool(rests) and not others and min(rests) > LONGEST_REST_S
+
+    def _none_left(self, now: float) -> str:
+        told = [_told(member, now) for member in self._members]
+        if not told:
+            return f"no server of {self.model!r} is known: start one"
+        if len(told) == 1:
+            return f"{told[0]}: try again when it takes calls"
+        return (
+            f"none of the {len(told)} servers of {self.model!r} takes calls: "
+            f"{', '.join(told)}; try again when one does"
+        )
+
+
+class _Waiter:
+    """A call without a server."""
+
+    __slots__ = ("digest", "journey", "turn")
+
+    def __init__(self, digest: int, journey: Journey) -> None:
+        self.digest = digest
+        self.journey = journey
+        self.turn: asyncio.Future[tuple[Member, float]] = asyncio.get_running_loop().create_future()
+
+
+def _told(member: Member, now: float) -> str:
+    """What is wrong with a server, without advice."""
+    said = member.trouble or f"the server at {member.url} does not answer"
+    if member.state == "resting":
+        return f"{_without_advice(said)} and asks to wait {member.due - now:,.0f} s"
+    return _without_advice(said)
+
+
+def _without_advice(sentence: str) -> str:
+    return sentence.rpartition(": ")[0] or sentence

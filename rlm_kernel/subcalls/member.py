@@ -1,0 +1,166 @@
+"""One server of a fleet: what it is sent, and whether it may be sent anything now."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from rlm_kernel.subcalls.adaptive import Concurrency
+
+if TYPE_CHECKING:
+    from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+
+__all__ = ["Member"]
+
+State = Literal["up", "trial", "doubted", "resting", "sick", "down"]
+"""What may be sent:
+
+    up        as much as its limit allows
+    trial     one call, until one was answered: it was down or sick before
+    doubted   nothing until its health was asked for, because a call failed
+    resting   nothing for as long as it asked
+    sick      it says that it is well and fails call after call: used where there is no better
+    down      nothing; asked from time to time whether it is back
+"""
+
+SICK = 3
+"""Failures without a success between them that make a server sick."""
+
+LONGEST_COOLDOWN_S = 5.0
+POLL_S = 1.0
+"""Between two questions about its queue."""
+
+MUTE_S = 60.0
+"""Where it had no answer to that."""
+
+
+class Member:
+    """State of one server. Whoever changes it tells the fleet.
+
+    Parameters
+    ----------
+    endpoint
+        Asks the server.
+    cooldown_s
+        Until a server that is down is asked again for the first time; doubled after each.
+    clock
+        Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        endpoint: OpenAIEndpoint,
+        *,
+        cooldown_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.endpoint = endpoint
+        self.url = endpoint.url
+        # By the address alone, so that all kernels prefer the same server for the same prefix.
+        self.seed = int.from_bytes(hashlib.blake2b(self.url.encode(), digest_size=8).digest())
+        self.load = Concurrency(endpoint.slots, clock=clock)
+        self.state: State = "up"
+        self.answered = False
+        """Whether it ever answered."""
+        self.trouble = ""
+        """How it failed last, a sentence."""
+        self.due = 0.0
+        """When its state is to be looked at again: of ``resting``, ``sick`` and ``down``."""
+        self.probed_at = 0.0
+        self.poll_at = 0.0
+        """When its queue is to be asked for."""
+        self.looking = False
+        """Whether its health is being asked for."""
+        self._trying = False
+        self._failures = 0
+        self._failed_at = 0.0
+        self._cooldowns = 0
+        self._cooldown_s = cooldown_s
+        self._clock = clock
+
+    @property
+    def room(self) -> int:
+        """Calls that it may be sent at once."""
+        return 1 if self.state == "trial" else self.load.limit
+
+    @property
+    def free(self) -> bool:
+        """Whether it may be sent one more call, by its load."""
+        if self.state == "trial":
+            return not self._trying
+        return self.load.active < self.load.limit
+
+    def begin(self) -> float:
+        """A call is sent to it."""
+        self._trying = True
+        return self.load.begin()
+
+    @property
+    def spotless(self) -> bool:
+        """Whether a success changes nothing but its load."""
+        return self.state == "up" and not self._failures and self.answered
+
+    def succeeded(self) -> None:
+        """It answered a call, be it that it refused what was asked."""
+        self.answered = True
+        self._trying = False
+        self._failures = self._cooldowns = 0
+        if self.state in ("trial", "sick"):
+            self.state = "up"
+
+    def failed(self, begun: float, reason: str) -> None:
+        """A call failed in a way that may be the server's fault.
+
+        Of the calls that are in flight while a server goes away, all fail: that is one failure.
+        """
+        self.trouble = reason
+        trial, self._trying = self.state == "trial", False
+        if begun <= self._failed_at:
+            return
+        self._failed_at = self._clock()
+        self._failures = SICK if trial else self._failures + 1
+        if self.state in ("up", "trial"):
+            self.state = "doubted"
+        elif self.state == "sick":
+            self._cool("sick")
+
+    def doubt(self) -> None:
+        """Ask for its health before it gets another call."""
+        if self.state in ("up", "trial"):
+            self.state = "doubted"
+
+    def rest(self, seconds: float, reason: str) -> None:
+        """It asked to be left alone."""
+        self.trouble = reason
+        if self.state in ("up", "trial", "resting"):
+            self.state = "resting"
+            self.due = max(self.due, self._clock() + seconds)
+
+    def rested(self) -> None:
+        """The time that it asked for is over."""
+        if self.state == "resting":
+            self.state = "up"
+
+    def probed(self, well: bool) -> None:
+        """It was asked for its health."""
+        self.probed_at = self._clock()
+        self._trying = False
+        if not well:
+            self._cool("down")
+        elif self.state in ("down", "sick"):
+            self.answered = True
+            self.state = "trial"
+        elif self.state == "doubted":
+            self.answered = True
+            if self._failures >= SICK:
+                self._cool("sick")
+            else:
+                self.state = "up"
+
+    def _cool(self, state: State) -> None:
+        self.state = state
+        cooldown = self._cooldown_s * 2 ** min(self._cooldowns, 20)
+        self._cooldowns += 1
+        self.due = self._clock() + min(LONGEST_COOLDOWN_S, cooldown)
