@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from rlm_kernel.subcalls.endpoint import EndpointError
+from rlm_kernel.text import LEAST_CHARS_PER_TOKEN
 
 __all__ = ["ErrorDetail", "Redactor", "Refused", "over_context", "refusal", "retry_after"]
 
@@ -36,6 +37,7 @@ _TOO_LONG = re.compile(
     r"context.?(?:length|size|window)|too many tokens|prompt is too long|exceed_context",
     re.IGNORECASE,
 )
+_AT_LEAST = re.compile(r"at least [\d,]+ (?:input|prompt) tokens", re.IGNORECASE)
 _NO_TOOLS = re.compile(
     r"tool.{0,60}(?:requires?|support|enable|--jinja|must be set)|support.{0,20}tool",
     re.IGNORECASE | re.DOTALL,
@@ -184,10 +186,11 @@ def over_context(model: str, *, used: int, limit: int, reply: int, chars: int, a
     """Why a prompt of *used* tokens and *chars* characters does not fit, and what would.
 
     *reply* are the tokens asked for, 0 where the call leaves that open; *about* stands before
-    numbers that were estimated.
+    numbers that are not exact.
     """
     room = min(reply, limit // 2) or 1
-    piece = _piece(used, limit, reply, chars)
+    likely = max(used, chars // LEAST_CHARS_PER_TOKEN) if about else used
+    piece = _piece(likely, limit, reply, chars)
     advice = f"at most {piece:,} characters" if piece else "fewer characters"
     return (
         f"the prompt has {about}{used:,} tokens and the context of {model!r} is {limit:,}: "
@@ -256,7 +259,8 @@ def _too_long(detail: ErrorDetail, said: str, request: Refused) -> str:
             limit=limit,
             reply=request.reply_tokens,
             chars=request.chars,
-            about="",
+            # vLLM stops counting where it is too much.
+            about="at least " if _AT_LEAST.search(said) else "",
         )
     return f"the prompt is too long for {request.model!r}{said}: pass smaller pieces"
 

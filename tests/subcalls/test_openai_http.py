@@ -271,6 +271,24 @@ async def test_a_prompt_over_the_context_says_by_how_many_tokens(message: str) -
     )
 
 
+async def test_a_server_that_stops_counting_gives_only_the_least() -> None:
+    """vLLM does. What is said to fit is by an estimate then."""
+    message = (
+        "This model's maximum context length is 2048 tokens. However, your prompt contains at "
+        "least 2049 input tokens, which exceeds this limit even without any output tokens."
+    )
+    async with ScriptedServer([Refuse(400, message)]) as server:
+        endpoint = endpoint_for(server)
+        with pytest.raises(EndpointError) as caught:
+            await endpoint.complete("word " * 3000, PLAIN)
+        await endpoint.close()
+
+    assert caught.value.reason == (
+        "the prompt has at least 2,049 tokens and the context of 'scripted' is 2,048: at least 2 "
+        "too many beside the 1 for the reply; pass pieces of at most 4,100 characters"
+    )
+
+
 async def test_a_prompt_over_the_context_is_told_without_numbers_too() -> None:
     """Where the server gives none, the error is still about the prompt's length."""
     error = await failure(Refuse(400, "context_length_exceeded"))
