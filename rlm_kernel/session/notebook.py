@@ -148,6 +148,7 @@ class NotebookSession(Session):
         finally:
             self._own_cell = _PersonCell()
         self.count = executed.result.execution_count
+        self.ledger.waited += executed.result.waited_s
         return await self._after_cell(executed, cell_id, publish)
 
     def _leave(self, publish: Publish) -> Executed:

@@ -50,6 +50,7 @@ _MAX_NAME = 200
 """Characters of a tool's name that are told, where a model made one up."""
 
 _LAST_ROUND = "\n[No more tools can be used in this conversation: give your answer now.]"
+_CANCELLED = "the call was cancelled while the tool was at work"
 _NO_MORE = f"error: not run, because {MAX_USES} uses are the limit: answer with what you have"
 
 
@@ -168,22 +169,25 @@ async def _use(
     started = time.monotonic()
     known = [spec.name for spec in toolbox.specs]
     name, arguments = replace_surrogates(use.name[:_MAX_NAME]), replace_surrogates(use.arguments)
-    if use.name in known:
-        result = await toolbox.use(name, arguments)
-    else:
-        result = ToolResult(error=f"there is no tool {name!r}: use {', '.join(known)}")
-    text, error = _shown(result.text), _shown(result.error)
-    emit(
-        call.batch.plan.run_id,
-        ToolCalled(
-            call_id=call.call_id,
-            name=name,
-            arguments=arguments,
-            text=text,
-            error=error,
-            seconds=time.monotonic() - started,
-        ),
-    )
+    text, error = "", _CANCELLED
+    try:
+        if use.name in known:
+            result = await toolbox.use(name, arguments)
+            text, error = _shown(result.text), _shown(result.error)
+        else:
+            error = f"there is no tool {name!r}: use {', '.join(known)}"
+    finally:
+        emit(
+            call.batch.plan.run_id,
+            ToolCalled(
+                call_id=call.call_id,
+                name=name,
+                arguments=arguments,
+                text=text,
+                error=error,
+                seconds=time.monotonic() - started,
+            ),
+        )
     return f"error: {error}" if error else text
 
 

@@ -230,6 +230,7 @@ async def test_cancelling_ends_the_call_wherever_it_is(bench_of: Any, hang: str)
         await bench.scheduler.close()
         bench.check_pairs()
         assert cancelled.is_set() == (hang == "tool")
+        assert ["cancelled" in event.error for event in used(bench)] == [hang == "tool"]
         (ended,) = bench.ended
         assert (ended.ok, ended.usage.tokens) == (False, bench.ledger.used.tokens)
         assert ended.usage.tokens > 0
