@@ -89,8 +89,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """Levels of child runs below the first run: 0 allows none, 1 children but no
     grandchildren. Beyond it an ``rlm`` sub-call becomes a plain one."""
 
-    max_concurrency: int = 32
-    """Sub-calls under way at once in the whole tree."""
+    max_concurrency: int | None = None
+    """Sub-calls under way at once in the whole tree; ``None`` takes what the servers take, which
+    is learnt from how they answer."""
 
     max_seconds: float | None = None
     """Wall time from the start of the first run."""
@@ -99,9 +100,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """US dollars. The models need prices (`rlm_kernel.prices`) or servers that name the cost."""
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_depth", "max_concurrency"):
+        for name in ("max_turns", "max_depth"):
             _check_count(name, getattr(self, name), least=0 if name == "max_depth" else 1)
-        for name in ("max_tokens", "max_subcalls"):
+        for name in ("max_tokens", "max_subcalls", "max_concurrency"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), least=1)
         for name in ("max_seconds", "max_cost"):

@@ -338,9 +338,8 @@ def _limits(facts: RunFacts) -> str:
     if not facts.sub:
         lines.append("- There is no sub-model in this run: work with code alone.")
     elif budget.max_subcalls is not None:
-        lines.append(
-            f"- {budget.max_subcalls:,} sub-calls, at most {budget.max_concurrency} at once."
-        )
+        at_once = f", at most {budget.max_concurrency:,} at once" if budget.max_concurrency else ""
+        lines.append(f"- {budget.max_subcalls:,} sub-calls{at_once}.")
     if budget.max_tokens is not None:
         lines.append(f"- {budget.max_tokens:,} tokens, yours and those of all sub-calls together.")
     if budget.max_seconds is not None:

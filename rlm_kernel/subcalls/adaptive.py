@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable
 
-__all__ = ["Concurrency"]
+__all__ = ["MOST", "START", "Concurrency"]
 
 START = 32
 """Requests in flight where nothing is known of the server."""

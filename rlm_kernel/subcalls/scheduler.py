@@ -23,6 +23,7 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Ledger
 from rlm_kernel.engine.events import Event
 from rlm_kernel.errors import UsageError
+from rlm_kernel.subcalls.adaptive import MOST, START
 from rlm_kernel.subcalls.batch import (
     Batch,
     Call,
@@ -93,6 +94,8 @@ class Scheduler:
         self._plain = Pool(concurrency or 1, self._caller.run)
         self._children: dict[int, Pool] = {}
         self._lanes: dict[Endpoint, Lane] = {}
+        self._unknown_slots: int | None = None
+        """Calls under way at an endpoint that does not say how many it takes."""
         self._closed = False
 
     def submit(
@@ -191,14 +194,15 @@ class Scheduler:
             return Lane(_no_limit)  # the size of its pool is the limit of child runs
         lane = self._lanes.get(endpoint)
         if lane is None:
-            lane = self._lanes[endpoint] = Lane(lambda: endpoint.slots)
+            lane = self._lanes[endpoint] = Lane(lambda: endpoint.slots or self._unknown_slots)
             endpoint.on_room = self._plain.fill
         return lane
 
     def _pool(self, plan: Plan) -> Pool:
         if plan.kind == "llm":
-            first = plan.ledger.line()[-1]
-            self._plain.size = self._concurrency or max(1, first.budget.max_concurrency)
+            limit = self._concurrency or plan.ledger.line()[-1].budget.max_concurrency
+            self._plain.size = limit or MOST
+            self._unknown_slots = None if limit else START
             return self._plain
         depth = plan.ledger.depth
         if depth not in self._children:

@@ -23,7 +23,7 @@ AMOUNTS = ("max_seconds", "max_cost")
         (COUNTS, True, "must be a whole number, not True"),
         (COUNTS, 2.0, "must be a whole number, not 2.0"),
         (COUNTS, "x", "must be a whole number, not 'x'"),
-        (("max_turns", "max_depth", "max_concurrency"), None, "must be a whole number, not None"),
+        (("max_turns", "max_depth"), None, "must be a whole number, not None"),
         (("max_depth",), -1, "must be 0 or more, not -1"),
         (AMOUNTS, 0, "must be more than 0, not 0"),
         (AMOUNTS, -0.5, "must be more than 0, not -0.5"),
@@ -84,3 +84,8 @@ def test_an_option_as_a_person_wrote_it_is_refused_by_its_flag(
 def test_options_change_what_they_name() -> None:
     changed = with_options(Settings(), {"policy": "ask", "max_turns": "5", "max_cost": "0.5"})
     assert changed == Settings(policy="ask", budget=Budget(max_turns=5, max_cost=0.5))
+
+
+def test_tools_are_named_with_commas_between_them() -> None:
+    changed = with_options(Settings(), {"tools": " look, mine.py,,", "allow_whole_prompt": True})
+    assert changed == Settings(tools=("look", "mine.py"), allow_whole_prompt=True)
