@@ -15,7 +15,7 @@ import pytest
 from rlm_kernel.app.main import main
 from tests.app.conftest import Command
 from tests.host.conftest import until
-from tests.servers.scripted import MODEL, Cut, Hang, Refuse, Say, ScriptedServer
+from tests.servers.scripted import MODEL, AskTools, Cut, Hang, Refuse, Say, ScriptedServer
 
 ASK = """Look.
 
@@ -83,6 +83,30 @@ def test_the_query_comes_from_a_file_or_stdin(
     assert any(question in m["content"] for m in server.requests[0].messages)
 
 
+def test_functions_of_a_file_are_tools_of_the_sub_model(
+    jupyter_rlm: Command, prompt: Path, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """And the whole prompt goes to a child run where that is allowed."""
+    (tmp_path / "my tools.py").write_text("def look(at: int):\n    'Look.'\n    return at + 1\n")
+    cell = "r = sub_RLM('?'), rlm_query(P)\nFinal = ' '.join(r)"
+    server.script.extend(
+        [
+            Say(f"```repl\n{cell}\n```"),
+            AskTools((("look", '{"at": 41}'),)),
+            Say("42"),
+            Say("```repl\nFinal = 'whole'\n```"),
+        ]
+    )
+    options = ("--tools", "my tools.py", "--allow-whole-prompt", "--out", "run.ipynb")
+    done = jupyter_rlm(*arguments(prompt, server, *options))
+
+    assert (done.returncode, done.stdout) == (0, "42 whole\n"), done.stderr
+    assert server.requests[2].messages[-1]["content"] == "42"
+    assert "tools" not in server.requests[0].body
+    start = nbformat.read(tmp_path / "run.ipynb", as_version=4).cells[2].source
+    assert "--allow-whole-prompt" in start
+
+
 # --- exit code 2: nothing is started ------------------------------------------------------------
 
 
@@ -102,6 +126,8 @@ def test_the_query_comes_from_a_file_or_stdin(
         ({"--max-turns": "0"}, "--max-turns"),
         ({"--max-turns": "9" * 23}, "is more than 1,000,000,000,000"),
         ({"--max-cost": "much"}, "--max-cost"),
+        ({"--tools": "none.py"}, "there are no tools in none.py"),
+        ({"--tools": "prompt.txt"}, "there are no tools in prompt.txt"),
         ({"--fast": "yes"}, "--fast"),
     ],
 )
