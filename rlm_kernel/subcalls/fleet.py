@@ -343,7 +343,7 @@ class Fleet:
         dues = [m.due for m in self._members]
         if self._down_since is not None:
             dues.append(self._down_since + self._patience)
-        return max(0.01, min(TICK_S, *(due - now for due in dues if due > now)))
+        return max(0.01, min([TICK_S, *(due - now for due in dues if due > now)]))
 
     def _tend(self, member: Member, now: float) -> None:
         if member.state == "resting" and now >= member.due:
