@@ -141,52 +141,48 @@ def bounded(params: SubcallParams, ledger: Ledger, price: Price | None) -> Subca
 
 
 class Call:
-    """One call of a batch, on its way through the scheduler."""
+    """One call of a batch, on its way through the scheduler.
 
-    __slots__ = (
-        "attempts",
-        "batch",
-        "call_id",
-        "deadline",
-        "earlier",
-        "ended",
-        "index",
-        "lane",
-        "prompt",
-        "reservation",
-        "retry_of",
-        "spent",
-        "started",
-        "task",
-        "timed_out",
-        "trouble",
-    )
+    What is the same for all that wait stands in the class: thousands of them are made at once.
+    """
+
+    attempts = 0
+    """Requests that were sent for it."""
+
+    trouble: tuple[str, ...] = ()
+    """Why those before the last one failed."""
+
+    retry_of = ""
+    started = 0.0
+    """When it began, monotonic; 0 while it waits."""
+
+    ended = False
+    reservation: Reservation | None = None
+    spent: Usage | None = None
+    """Counted by the server for attempts that failed."""
+
+    earlier: Usage | None = None
+    """Of the rounds of a call with tools that are over and booked."""
+
+    task: asyncio.Task[None] | None = None
+    """The worker that is at it."""
+
+    deadline: float | None = None
+    """When it is to have ended, monotonic; ``None`` is never."""
+
+    timed_out = False
+    """Whether it was cancelled at its deadline."""
 
     def __init__(self, batch: Batch, index: int, prompt: str, lane: Lane) -> None:
         self.batch = batch
         self.index = index
         self.prompt = prompt
         self.lane = lane
-        self.call_id = f"{batch.plan.batch_id}-{index}"
-        self.attempts = 0
-        """Requests that were sent for it."""
-        self.trouble: list[str] = []
-        """Why those before the last one failed."""
-        self.retry_of = ""
-        self.started = 0.0
-        """When it began, monotonic; 0 while it waits."""
-        self.ended = False
-        self.reservation: Reservation | None = None
-        self.spent: Usage | None = None
-        """Counted by the server for attempts that failed."""
-        self.earlier: Usage | None = None
-        """Of the rounds of a call with tools that are over and booked."""
-        self.task: asyncio.Task[None] | None = None
-        """The worker that is at it."""
-        self.deadline: float | None = None
-        """When it is to have ended, monotonic; ``None`` is never."""
-        self.timed_out = False
-        """Whether it was cancelled at its deadline."""
+
+    @property
+    def call_id(self) -> str:
+        """Unlike that of any other call."""
+        return f"{self.batch.plan.batch_id}-{self.index}"
 
 
 class Batch:

@@ -236,15 +236,14 @@ class Caller:
                     )
             except EndpointError as error:
                 call.attempts += error.attempts - 1
-                call.trouble += error.trouble
+                call.trouble += tuple(error.trouble)
                 if error.usage is not None:
                     call.spent = error.usage + (call.spent or Usage())
                 wait = self._retry.wait(error, attempt, call.attempts - before)
-                call.trouble.append(error.reason)
+                call.trouble += (error.reason,)
             else:
                 call.attempts += reply.attempts - 1
-                if reply.trouble:
-                    call.trouble += reply.trouble
+                call.trouble += tuple(reply.trouble)
                 return reply
             await asyncio.sleep(wait)
 
@@ -291,7 +290,7 @@ class Caller:
             cached=cached,
             server=server,
             first_token_s=first_token_s,
-            trouble=call.trouble,
+            trouble=list(call.trouble),
         )
         try:
             self._emit(call.batch.plan.run_id, ended)
