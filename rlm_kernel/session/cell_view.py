@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rlm_kernel.cells import Clear, Display, ErrorOutput, Output, Result
+from rlm_kernel.cells import Clear, Display, ErrorOutput, Output, Result, Stream
 from rlm_kernel.driver.progress_bar import Tally, bar_bundle, bar_metadata, is_bar
 
 __all__ = ["CellView"]
@@ -34,6 +34,9 @@ class CellView:
         self._clears_next = False
         """Whether it is to clear all as soon as there is something new."""
 
+        self._line_open = False
+        """Whether it ends in a line of text that may go on, or be overwritten (``\\r``)."""
+
         self._display_id = ""
         """Of the bar's output; empty where there is none."""
 
@@ -54,18 +57,19 @@ class CellView:
         elif not (isinstance(output, Display) and output.update):
             self._make_way(output)
             self.touched()
+            self._line_open = isinstance(output, Stream) and not output.text.endswith("\n")
         self._publish(output)
 
     def touched(self) -> None:
         """The front end shows something in the cell by itself, such as what a person typed."""
         if self._clears_next:
             self._cleared(wait=False)
-        self._others = True
+        self._others, self._line_open = True, False
 
     def _cleared(self, *, wait: bool) -> None:
         self._clears_next = wait
         if not wait:
-            self._others = False
+            self._others = self._line_open = False
             self._display_id, self._shown = "", {}
 
     def _make_way(self, output: Output) -> None:
@@ -81,11 +85,15 @@ class CellView:
         bundle = bar_bundle(tally)
         if bundle == self._shown or (self._rests and not self._shown):
             return
-        if self._clears_next and not self._display_id:
-            # A new output would clear what the cell wants to keep until it has a new one itself.
+        if not (self._display_id or self._has_room()):
             return
         self._shown = bundle
         self._send(tally, bundle)
+
+    def _has_room(self) -> bool:
+        """Whether a new output leaves the others as they are: it would clear what the cell keeps
+        until it has a new one itself, and end the line of somebody else's progress bar."""
+        return not (self._clears_next or self._line_open)
 
     def rest(self) -> None:
         """No call is under way for now: the bar goes with the next output."""

@@ -294,6 +294,18 @@ def test_what_a_cell_keeps_until_its_next_output_is_not_cleared_by_the_bar(page:
     batch.done(ended(5))
 
 
+def test_a_line_that_goes_on_is_not_cut_in_two(page: Page) -> None:
+    """Such as that of tqdm around a loop of sub-calls."""
+    page.view.output(Stream("stderr", "\r 0%"))
+    for percent in (10, 20):
+        batch = page.begin(5)
+        page.seconds(3)
+        batch.done(ended(5))
+        page.view.output(Stream("stderr", f"\r{percent}%"))
+
+    assert [node["text"] for node in page.nodes()] == ["20%"]
+
+
 def test_what_a_person_typed_is_not_cleared(page: Page) -> None:
     batch = page.begin(5)
     page.seconds(1)
@@ -335,6 +347,7 @@ SHOWN = st.sampled_from(
     [
         Stream("stdout", "out\n"),
         Stream("stderr", "\rerr"),
+        Stream("stderr", "err"),
         Display({"text/plain": "a display"}, {}, "theirs"),
         Display({"text/plain": "changed"}, {}, "theirs", update=True),
         Result(1, {"text/plain": "a result"}),
