@@ -129,7 +129,10 @@ def refusal(
     request: Refused,
     redact: Redactor,
 ) -> EndpointError:
-    """The error that a reply of *status* (not 200) to *request* stands for."""
+    """The error that a reply of *status* (not 200) to *request* stands for.
+
+    *headers* have their names in lower case.
+    """
     error = _refusal(status, body, headers, request, redact)
     error.status = status
     return error
@@ -177,7 +180,7 @@ def _refusal(
             retry_after=retry_after(headers),
         )
     if 300 <= status < 400:
-        target = redact(headers.get("Location", "another address"))[:200]
+        target = redact(headers.get("location", "another address"))[:200]
         return EndpointError(f"{where} redirects to {target} ({status}): use that URL in the spec")
     return EndpointError(f"{where} refuses the request ({status}{said}): change its parameters")
 
@@ -213,7 +216,7 @@ def _piece(used: int, limit: int, reply: int, chars: int) -> int:
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds that the server asks to wait (RFC 9110, 10.2.3: a number or a date)."""
-    text = headers.get("Retry-After", "").strip()
+    text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,9}(\.\d+)?", text):
         return float(text)
     try:
