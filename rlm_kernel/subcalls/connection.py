@@ -13,15 +13,8 @@ import msgspec
 
 from rlm_kernel.errors import UsageError
 from rlm_kernel.subcalls.endpoint import EndpointError
-from rlm_kernel.subcalls.http1 import (
-    ChannelPool,
-    CutError,
-    NoHTTPError,
-    ResponseReader,
-    Sink,
-    Target,
-    TooLongError,
-)
+from rlm_kernel.subcalls.http1 import ChannelPool, CutError, Target
+from rlm_kernel.subcalls.http1_reply import NoHTTPError, ResponseReader, Sink, TooLongError
 from rlm_kernel.subcalls.refusals import Redactor
 
 __all__ = ["Answer", "Connection", "UnreachableError"]
