@@ -70,6 +70,7 @@ class Models:
         self._environ = environ
         self._given = sub
         self._endpoints: dict[str, Endpoint] = {}
+        self._retired: list[Endpoint] = []
         self._local = LocalServers(environ)
         self._turns = itertools.count()
         self._trusted = set(parse_sub_spec("openai:any", environ).urls)
@@ -220,28 +221,43 @@ class Models:
 
     def _endpoint(self, spec: EndpointSpec) -> Endpoint:
         name = str(spec)
-        if name not in self._endpoints:
-            self._endpoints[name] = self._open(spec)
-        return self._endpoints[name]
+        endpoint = self._endpoints.get(name)
+        if endpoint is not None and self._has_more(spec, endpoint):
+            self._retired.append(endpoint)  # calls that are under way end there
+            endpoint = None
+        if endpoint is None:
+            endpoint = self._endpoints[name] = self._open(spec)
+        return endpoint
+
+    def _has_more(self, spec: EndpointSpec, endpoint: Endpoint) -> bool:
+        """Whether there are servers of *spec* by now that *endpoint* does not know."""
+        if spec.kind != "vllm" or spec.urls:
+            return False
+        from rlm_kernel.subcalls.fleet import Fleet
+
+        with contextlib.suppress(UsageError):  # none is there: it may be about to come back
+            return isinstance(endpoint, Fleet) and not set(self._local.urls(spec)) <= set(
+                endpoint.urls
+            )
+        return False
 
     def _open(self, spec: EndpointSpec) -> Endpoint:
         if spec.kind == "embedded":
             from rlm_kernel.subcalls.embedded import EmbeddedEndpoint
 
             return EmbeddedEndpoint()
-        if len(spec.urls) == 1:
-            return self._member(spec, self._key(spec))
         from rlm_kernel.subcalls.fleet import Fleet
 
+        name, model = str(spec), spec.model
         if not spec.urls:
-            return Fleet(
-                spec=str(spec),
-                model=spec.model,
-                members=self._found(spec),
-                rediscover=partial(self._find_again, spec),
-            )
-        members = [self._member(spec.at(url), self._key(spec.at(url))) for url in spec.urls]
-        return Fleet(spec=str(spec), model=spec.model, members=members)
+            again = partial(self._find_again, spec)
+            return Fleet(name, model, self._found(spec), rediscover=again)
+        # One server too: its calls wait for it where it is started again.
+        keys = [self._key(spec.at(url)) for url in spec.urls]
+        members = [
+            self._member(spec.at(url), key) for url, key in zip(spec.urls, keys, strict=True)
+        ]
+        return Fleet(name, model, members)
 
     def _found(self, spec: EndpointSpec) -> list[OpenAIEndpoint]:
         return [self._member(spec.at(url), "none") for url in self._local.urls(spec)]
@@ -259,6 +275,7 @@ class Models:
 
     async def close(self) -> None:
         """Drop all connections."""
-        endpoints, self._endpoints = list(self._endpoints.values()), {}
+        endpoints = [*self._endpoints.values(), *self._retired]
+        self._endpoints, self._retired = {}, []
         for endpoint in endpoints:
             await endpoint.close()

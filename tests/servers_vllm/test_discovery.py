@@ -14,6 +14,7 @@ from rlm_kernel.engine.chat_root import ChatRoot
 from rlm_kernel.errors import UsageError
 from rlm_kernel.session.models import Models, is_spec
 from rlm_kernel.session.settings import Settings
+from rlm_kernel.subcalls.fleet import Fleet
 from rlm_kernel.subcalls.vllm.ports import PortKeeper
 from tests.host.conftest import until
 from tests.servers_vllm.conftest import SECRET, Bench
@@ -182,6 +183,26 @@ def test_a_fleet_of_servers_answers_a_batch(bench: Bench) -> None:
     assert answer_of(bench, cells=cells) == " ".join(
         sorted({f"from {entry.port}" for entry in entries})
     )
+
+
+async def test_servers_that_come_later_take_part(bench: Bench) -> None:
+    """In the next batch; and where all are gone the calls still have somewhere to wait."""
+    models, settings = models_of(bench), Settings(sub="vllm:org/m")
+    first = [entry.url for entry in bench.serve("org/m")]
+    one = models.sub(settings, None)
+    assert isinstance(one, Fleet)
+    assert one.urls == first
+    assert models.sub(settings, None) is one
+
+    urls = [entry.url for entry in bench.serve("org/m")]
+    both = models.sub(settings, None)
+    assert isinstance(both, Fleet)
+    assert sorted(both.urls) == sorted(urls)
+    assert len(urls) == 2
+
+    bench.run("serve", "--stop")
+    assert models.sub(settings, None) is both
+    await models.close()
 
 
 def test_dead_servers_are_not_found(bench: Bench) -> None:

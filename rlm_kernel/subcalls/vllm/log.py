@@ -20,7 +20,10 @@ _PHASES = (
     (re.compile(r"Starting vLLM|Application startup"), "opening its port"),
     (re.compile(r"[Cc]aptur\w* CUDA ?graph|Graph capturing", re.IGNORECASE), "capturing graphs"),
     (re.compile(r"KV cache size|init engine"), "setting up its cache"),
-    (re.compile(r"[Ww]arming up|torch\.compile|AOT compil|Dynamo", re.IGNORECASE), "compiling"),
+    (
+        re.compile(r"[Ww]arming up model|Dynamo bytecode|Compiling a graph|AOT compiled"),
+        "compiling",
+    ),
     (re.compile(r"Loading weights|Loading \w+ checkpoint|Starting to load"), "loading weights"),
     (re.compile(r"Fetching \d+ files|Downloading|download weights"), "downloading"),
     (re.compile(r"Resolved architecture|non-default args"), "reading the model"),
