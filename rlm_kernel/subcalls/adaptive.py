@@ -25,14 +25,13 @@ START = 32
 """Requests in flight where nothing is known of the server."""
 
 MOST = 1024
-GAIN = 0.06
-"""More completions per second that a higher limit must bring."""
 
-KEPT = 0.98
+KEPT = 0.96
 """Of the best completions per second, what a lower limit must bring."""
 
-_STEPS = (2.0, 1.5, 1.25, 1.12)
-"""Factors of trials, from the first after one that succeeded; after the last comes the first."""
+_STEPS = ((2.0, 1.12), (1.5, 1.08), (1.25, 1.06), (1.12, 1.05))
+"""Of trials: by how much the limit is higher, and the completions per second must be. From one
+that failed it goes on to the next, after the last to the first."""
 
 _CUT = 0.7
 _LONGEST_HOLD = 16
@@ -68,6 +67,7 @@ class Concurrency:
         self._clock = clock
         self._touched = False
         """Whether anything but a hint has set the limit."""
+        self._hinted = 0
         self._base = self.limit
         """The limit that holds unless a trial shows a better one."""
         self._rate: float | None = None
@@ -88,6 +88,9 @@ class Concurrency:
         self._last_cut = -math.inf
         self._ceiling = math.inf
         """Where the server refused; it rises slowly."""
+        self._tells = False
+        """Whether the server tells of its queue. That is then what brings the limit down, and
+        what makes it harmless to go up for little."""
         self._crowded = False
         """Whether requests were waiting on the server when it was last asked."""
         self._window = _Window(self.limit)
@@ -140,14 +143,17 @@ class Concurrency:
 
     def hint(self, slots: int) -> None:
         """What the server says it works on at once. Ignored where more has been learnt."""
-        if self._touched or slots < 1:
+        if self._touched or slots < 1 or slots == self._hinted:
             return
+        self._hinted = slots
         # A few more, so that a slot never waits for the next request to arrive.
         self._go_to(min(self._most, slots + max(1, slots // 8)))
+        self._touched = False
 
     def queue(self, running: int, waiting: int) -> None:
         """What the server says of its queue. Seen twice in a row, a queue cuts the limit to what
         runs and a few more; once, it may be requests that have just arrived."""
+        self._tells = True
         spare = max(2, running // 8)
         crowded = waiting > spare
         if crowded and self._crowded:
@@ -176,7 +182,7 @@ class Concurrency:
 
     def _go_to(self, limit: int) -> None:
         """Make *limit* the level that holds; its rate is to be measured."""
-        self._touched = self._touched or limit != self.limit
+        self._touched = True
         self._base, self._rate = limit, None
         self._set(limit)
 
@@ -207,8 +213,10 @@ class Concurrency:
     def _measured(self, rate: float) -> None:
         """Another window at the level that holds."""
         self._rate = rate if self._rate is None else 0.5 * (self._rate + rate)
-        # It fades: requests may have become longer, or the server may have got other clients.
-        self._best = max(self._rate, 0.99 * self._best)
+        # It fades, or is forgotten: requests may have become longer, or others may ask the server.
+        self._best = max(self._rate, 0.97 * self._best)
+        if self._rate < 0.75 * self._best:
+            self._best, self._hold, self._next_hold = self._rate, 0, 1
         self._ceiling *= 1.02
         self._hold -= 1
         if self._hold > 0:
@@ -218,15 +226,16 @@ class Concurrency:
 
     def _better(self, rate: float) -> bool:
         assert self._rate is not None
-        if self.limit > self._base:
-            return rate >= self._rate * (1 + GAIN)
-        return rate >= KEPT * max(self._best, self._rate)
+        if self.limit < self._base:
+            return rate >= KEPT * max(self._best, self._rate)
+        gain = _STEPS[self._step][1] - 1
+        return rate >= self._rate * (1 + (gain / 3 if self._tells else gain))
 
     def _try(self) -> None:
         limit = self.limit
         if self._up:
             bound = min(self._most, (limit + self._ceiling) / 2)
-            limit = int(max(limit + 1, min(bound, limit * _STEPS[self._step])))
+            limit = int(max(limit + 1, min(bound, limit * _STEPS[self._step][0])))
             limit = min(self._most, limit)
         else:
             limit = max(1, min(limit - 1, int(limit / 1.25)))
@@ -240,7 +249,7 @@ class Concurrency:
         """The trial brought nothing: back, and next time the other way, later."""
         if self._up:
             self._step = (self._step + 1) % len(_STEPS)
-        self._up = not self._up
+        self._up = self._tells or not self._up
         self._hold = self._next_hold
         self._next_hold = min(_LONGEST_HOLD, 2 * self._next_hold)
         self._set(self._base)
