@@ -107,8 +107,10 @@ def reply_of(
     _check(choice, text, uses, finish=finish, usage=usage, form=form, request=request)
     if form.typed is not None:
         text = form.typed.taken(text)
-    if redact.key and redact.key in text:
-        text = text.replace(redact.key, "***")  # replies are recorded and go to the worker
+    if redact.key and (redact.key in text or uses):
+        # Replies are recorded and go to the worker.
+        text = text.replace(redact.key, "***")
+        uses = [_without(redact.key, use) for use in uses]
     return Reply(
         text=text,
         usage=usage or estimated_usage(prompt, text),
@@ -123,6 +125,14 @@ def _uses(choice: Choice) -> list[ToolUse]:
     for asked in choice.message.tool_calls or ():
         parts.add(asked)
     return parts.whole()
+
+
+def _without(key: str, use: ToolUse) -> ToolUse:
+    return ToolUse(
+        use_id=use.use_id.replace(key, "***"),
+        name=use.name.replace(key, "***"),
+        arguments=use.arguments.replace(key, "***"),
+    )
 
 
 def _check(

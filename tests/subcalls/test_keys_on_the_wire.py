@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import EndpointSpec
-from rlm_kernel.subcalls.endpoint import EndpointError
+from rlm_kernel.subcalls.endpoint import EndpointError, ToolSpec
 from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
 from rlm_kernel.subcalls.refusals import Redactor
 
@@ -133,6 +133,20 @@ async def test_a_key_in_an_event_of_a_stream_is_not_passed_on(parrots: list[Parr
 
     assert "bad key ***" in said
     assert not [part for part in PARTS if part in said]
+
+
+async def test_a_key_in_what_a_tool_is_to_do_is_not_passed_on(parrots: list[Parrot]) -> None:
+    """It would go to the worker."""
+    call = {"id": KEY, "function": {"name": KEY, "arguments": json.dumps({"key": KEY})}}
+    parrots[0].answer = completion(message={"tool_calls": [call]}, finish_reason="tool_calls")
+    spec = EndpointSpec(kind="openai", model="m", base_url=parrots[0].url)
+    endpoint = OpenAIEndpoint(spec, KEY)
+    tool = ToolSpec(name="t", description="", parameters="{}")
+    reply = await endpoint.complete("a prompt", PLAIN, tools=[tool])
+    await endpoint.close()
+
+    assert reply.uses[0].arguments == '{"key": "***"}'
+    assert KEY not in repr(reply)
 
 
 async def test_a_redirect_takes_neither_key_nor_prompt_to_another_server(
