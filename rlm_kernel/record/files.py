@@ -8,6 +8,7 @@ import fcntl
 import os
 import secrets
 import sqlite3
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from rlm_kernel.errors import RecordError
 from rlm_kernel.record.fault import Fault
 
 __all__ = [
+    "LogMover",
     "WriterLock",
     "connect",
     "connect_read_only",
@@ -32,6 +34,9 @@ BUSY_S = 2.0
 
 CHECKPOINT_PAGES = 4000
 """Of 4 KiB. Moving the log into the file costs an fsync: seldom, but before it slows readers."""
+
+MOVE_BYTES = 8 << 20
+"""What `LogMover` lets be written between two moves, less than the log is long with its pages."""
 
 
 def new_path() -> Path:
@@ -61,15 +66,16 @@ def real(path: Path) -> Path:
     return Path(os.path.realpath(path))  # Path.resolve raises where links form a loop
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path, *, checkpoint_pages: int = CHECKPOINT_PAGES) -> sqlite3.Connection:
     """A connection that writes; makes the file where there is none. Autocommit.
 
-    It may change threads, but is for one at a time.
+    Its commits move the log into the file when it has so many pages; 0 is never. It may
+    change threads, but is for one at a time.
     """
     connection = _connect(path, "rwc")
     try:
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}")
     except BaseException:
         connection.close()
         raise
@@ -138,6 +144,41 @@ def remove(path: Path) -> None:
 
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
+
+
+class LogMover:
+    """Moves the log of a record into its file now and then, in a thread of its own.
+
+    SQLite would do it within a commit, which then waits for two fsyncs: on a busy disk that
+    holds the event loop up for seconds. What is written meanwhile goes on into the log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written = 0
+        self._thread: threading.Thread | None = None
+
+    def wrote(self, size: int) -> None:
+        """About *size* bytes more were committed."""
+        self._written += size
+        if self._written >= MOVE_BYTES and (self._thread is None or not self._thread.is_alive()):
+            self._written = 0
+            self._thread = threading.Thread(target=self._move, name="rlm-record", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Wait for the move that is under way."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _move(self) -> None:
+        # A failure loses nothing: the log is kept, and the next move takes its part as well.
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(_connect(self._path, "rw")) as connection,
+        ):
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
 
 class WriterLock:

@@ -87,6 +87,9 @@ class Record:
         self._blobs: dict[str, bytes] = {}
         self._asked: list[tuple[bytes, int]] = []
         self._interrupted = False
+        self._size = 0
+        """Characters of the events that are not committed yet."""
+        self._log_mover = files.LogMover(path)
         # Not asked of a record that is only read: it may be damaged just there.
         self._last = 0 if lock is None else self.last_seq()
 
@@ -153,6 +156,7 @@ class Record:
             self.commit()
         finally:
             self._connection = None
+            self._log_mover.close()
             connection.close()
             if lock is None:
                 files.tidy(self.path)
@@ -192,8 +196,10 @@ class Record:
         call_id = getattr(event, "call_id", None)
         kind = type(event).__name__
         self._events.append((self._last, run_id, at, kind, turn, call_id, tokens, body))
+        self._size += len(body)
         if blobs:
             self._blobs.update(blobs)
+            self._size += sum(map(len, blobs.values()))
         if isinstance(event, SubcallStarted) and event.key:
             self._asked.append((bytes.fromhex(event.key), self._last))
         return Stored(self._last, run_id, at, event)
@@ -229,6 +235,8 @@ class Record:
         self._events.clear()
         self._blobs.clear()
         self._asked.clear()
+        self._log_mover.wrote(self._size)
+        self._size = 0
         self._interrupted = False
 
     # --- the prompt -----------------------------------------------------------------------
@@ -404,7 +412,7 @@ def _prepared(path: Path) -> sqlite3.Connection:
     with contextlib.ExitStack() as undo:
         if is_new:
             undo.callback(files.remove, path)
-        connection = files.connect(path)
+        connection = files.connect(path, checkpoint_pages=0)  # `LogMover` does it
         undo.callback(connection.close)
         connection.execute("PRAGMA journal_mode = WAL")
         schema.migrate(connection, schema.check(connection))

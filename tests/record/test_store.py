@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
 
 from rlm_kernel import load_record
-from rlm_kernel.engine.events import Event, RunStarted, SubcallStarted, TurnDecided, TurnStarted
+from rlm_kernel.engine.events import (
+    Event,
+    RunStarted,
+    SubcallStarted,
+    TurnDecided,
+    TurnObserved,
+    TurnStarted,
+)
 from rlm_kernel.errors import RecordError
-from rlm_kernel.record import Record
+from rlm_kernel.record import Record, files
 from tests.record import samples
 from tests.record.samples import RUN
 
@@ -399,3 +407,24 @@ def test_the_first_run_event_carries_what_a_reader_needs_to_find_the_prompt(
 
     assert isinstance(first.event, RunStarted)
     assert record.read_prompt(first.event.prompt.sha256) == samples.LONG
+
+
+def test_the_log_is_moved_into_the_file_while_it_is_written(record: Record) -> None:
+    """Not by a commit: it goes on in a thread. Whatever is written meanwhile is kept."""
+    text = "".join(chr(97 + i * i % 26) for i in range(4000))
+    size = record.path.stat().st_size
+    count = 0
+    deadline = time.monotonic() + 30
+    while record.path.stat().st_size < size + files.MOVE_BYTES:
+        assert time.monotonic() < deadline
+        for _ in range(100):
+            count += 1
+            record.append(RUN, TurnStarted(turn=count))
+            record.append(RUN, TurnObserved(turn=count, observation=text))
+        record.commit()
+    assert record.path.with_name(record.path.name + "-wal").exists()
+
+    record.close()
+    with Record.read(record.path) as reader:
+        assert reader.last_seq() == 2 * count
+        assert [line for line in reader.verify() if "under way" not in line] == []
