@@ -17,6 +17,7 @@ from rlm_kernel.errors import RecordError
 from rlm_kernel.record.fault import Fault
 
 __all__ = [
+    "LONG_LOG_PAGES",
     "LogMover",
     "WriterLock",
     "connect",
@@ -34,6 +35,10 @@ BUSY_S = 2.0
 
 CHECKPOINT_PAGES = 4000
 """Of 4 KiB. Moving the log into the file costs an fsync: seldom, but before it slows readers."""
+
+LONG_LOG_PAGES = 16_000
+"""What `LogMover` leaves a commit to do: where events never cease, the log has an end that no
+move beside the commits reaches."""
 
 MOVE_BYTES = 8 << 20
 """What `LogMover` lets be written between two moves, less than the log is long with its pages."""
@@ -69,8 +74,8 @@ def real(path: Path) -> Path:
 def connect(path: Path, *, checkpoint_pages: int = CHECKPOINT_PAGES) -> sqlite3.Connection:
     """A connection that writes; makes the file where there is none. Autocommit.
 
-    Its commits move the log into the file when it has so many pages; 0 is never. It may
-    change threads, but is for one at a time.
+    Its commits move the log into the file when it has so many pages. It may change threads,
+    but is for one at a time.
     """
     connection = _connect(path, "rwc")
     try:

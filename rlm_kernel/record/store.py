@@ -412,7 +412,7 @@ def _prepared(path: Path) -> sqlite3.Connection:
     with contextlib.ExitStack() as undo:
         if is_new:
             undo.callback(files.remove, path)
-        connection = files.connect(path, checkpoint_pages=0)  # `LogMover` does it
+        connection = files.connect(path, checkpoint_pages=files.LONG_LOG_PAGES)
         undo.callback(connection.close)
         connection.execute("PRAGMA journal_mode = WAL")
         schema.migrate(connection, schema.check(connection))
