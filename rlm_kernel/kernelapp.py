@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import zmq
@@ -20,6 +21,12 @@ class RLMKernelApp(IPKernelApp):
     name = "rlm-kernel"
     kernel_class = Type("rlm_kernel.kernel.RLMKernel", klass=Kernel)
     repl: Repl
+
+    def initialize(self, argv: Any = None) -> None:
+        """Leave what is loaded now out of garbage collections: none of it will ever be garbage,
+        and to look at it again holds the event loop up for tens of milliseconds."""
+        super().initialize(argv)
+        gc.freeze()
 
     def init_control(self, context: Any) -> None:
         """Without a shell-channel thread: it costs a hop per message and serves subshells only."""
