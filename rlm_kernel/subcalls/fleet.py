@@ -18,37 +18,29 @@ import hashlib
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rlm_kernel.cells import SubcallParams
-from rlm_kernel.errors import RLMError
 from rlm_kernel.prices import Price
 from rlm_kernel.subcalls.connection import UnreachableError
 from rlm_kernel.subcalls.endpoint import EndpointError, Exchange, Reply, ToolSpec
-from rlm_kernel.subcalls.journey import LONGEST_REST_S, Journey, is_busy
-from rlm_kernel.subcalls.member import MUTE_S, POLL_S, Member
+from rlm_kernel.subcalls.journey import Journey, is_busy
+from rlm_kernel.subcalls.keeper import Keeper, Rediscover
+from rlm_kernel.subcalls.member import Member
 
 if TYPE_CHECKING:
     from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
 
-__all__ = ["Fleet", "Rediscover"]
-
-Rediscover = Callable[[], Awaitable[Sequence["OpenAIEndpoint"]]]
-"""Which servers there are by now."""
+__all__ = ["Fleet"]
 
 PATIENCE_S = 30.0
-NEW_PATIENCE_S = 2.0
-"""Where none of the servers ever answered: nothing is there that could come back."""
-
 COOLDOWN_S = 0.5
-REDISCOVER_S = 2.0
-TICK_S = 1.0
 PREFIX = 1000
 """Characters of instruction and prompt that prefer a server."""
 
-_FRESH_S = 1.0
-_HEALTH_S = 2.0
+DIGESTS = 1000
+"""Beginnings of prompts that are kept."""
 
 
 class Fleet:
@@ -88,20 +80,21 @@ class Fleet:
         self.slots: int | None = None
         self.on_room: Callable[[], None] | None = None
         self._cooldown_s = cooldown_s
-        self._patience_s = patience_s
-        self._rediscover = rediscover
-        self._rediscover_at = 0.0
         self._members = [Member(endpoint, cooldown_s=cooldown_s) for endpoint in members]
         self._pool: list[Member] = []
         """Members that may be sent calls, as their load permits."""
-        self._down_since: float | None = None
-        """When the last member went down; ``None`` while one is not."""
         self._waiters: deque[_Waiter] = deque()
         self._calls = 0
-        self._keeper: asyncio.Task[None] | None = None
-        self._nudge = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._digests: dict[str, int] = {}
+        self._keeper = Keeper(
+            self._members,
+            busy=lambda: self._calls > 0,
+            settle=self._settle,
+            give_up=self._give_up,
+            rediscover=rediscover,
+            patience_s=patience_s,
+            cooldown_s=cooldown_s,
+        )
         self._arrange()
 
     @property
@@ -128,46 +121,58 @@ class Fleet:
     ) -> Reply:
         """See `Endpoint.complete`."""
         self._calls += 1
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep())
-        journey: Journey | None = None
-        digest = self._digest(prompt, params) if len(self._members) > 1 else 0
+        self._keeper.start()
         try:
-            member = None if self._waiters else self._pick(digest)
-            while True:
-                if member is None:
-                    member, begun = await self._turn(digest, journey)
-                else:
-                    begun = member.begin()
-                try:
-                    reply = await member.endpoint.complete(
-                        prompt, params, tools=tools, exchanges=exchanges
-                    )
-                except EndpointError as error:
-                    journey = journey or Journey(self._cooldown_s)
-                    pause = self._failed(member, begun, error, journey)
-                except BaseException:
-                    member.load.abandoned()
-                    self._settle(member)
-                    raise
-                else:
-                    self._done(member, begun)
-                    return self._marked(reply, member, journey)
-                if pause:
-                    await asyncio.sleep(pause)
-                member = None if self._waiters else self._pick(digest, journey.avoid)
+            return await self._complete(prompt, params, tools, exchanges)
         finally:
             self._calls -= 1
 
     async def close(self) -> None:
         """See `Endpoint.close`."""
-        tasks = [*self._tasks, *filter(None, [self._keeper])]
-        self._keeper = None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._keeper.close()
         for member in self._members:
             await member.endpoint.close()
+
+    async def _complete(
+        self,
+        prompt: str,
+        params: SubcallParams,
+        tools: Sequence[ToolSpec],
+        exchanges: Sequence[Exchange],
+    ) -> Reply:
+        journey: Journey | None = None
+        digest = self._digest(prompt, params) if len(self._members) > 1 else 0
+        member = None if self._waiters else self._pick(digest)
+        while True:
+            if member is None:
+                member, begun = await self._turn(digest, journey)
+            else:
+                begun = member.begin()
+            task = member.board(begun)
+            try:
+                reply = await member.endpoint.complete(
+                    prompt, params, tools=tools, exchanges=exchanges
+                )
+            except EndpointError as error:
+                failure = error
+            except BaseException as error:
+                # A call that the keeper took off a dead server goes on, unless others want its
+                # end, too.
+                if not isinstance(error, asyncio.CancelledError) or not member.took_off(task):
+                    member.load.abandoned()
+                    self._settle()
+                    raise
+                failure = member.silence()
+            else:
+                self._done(member, begun)
+                return self._marked(reply, member, journey)
+            finally:
+                member.leave(task)
+            journey = journey or Journey(self._cooldown_s)
+            pause = self._failed(member, begun, failure, journey)
+            if pause:
+                await asyncio.sleep(pause)
+            member = None if self._waiters else self._pick(digest, journey.avoid)
 
     # --- which server ---------------------------------------------------------------------------
 
@@ -177,7 +182,7 @@ class Fleet:
         start = start[:PREFIX]
         digest = self._digests.get(start)
         if digest is None:
-            if len(self._digests) >= 1000:
+            if len(self._digests) >= DIGESTS:
                 self._digests.clear()
             hashed = hashlib.blake2b(start.encode("utf-8", "surrogatepass"), digest_size=8)
             digest = self._digests[start] = int.from_bytes(hashed.digest())
@@ -213,7 +218,7 @@ class Fleet:
         waiter = _Waiter(digest, journey or Journey(self._cooldown_s))
         self._waiters.append(waiter)
         self._serve()
-        self._nudge.set()
+        self._keeper.nudge()
         try:
             return await waiter.turn
         except BaseException:
@@ -221,7 +226,7 @@ class Fleet:
                 # Cancelled in the very moment in which it got its turn.
                 member, _ = waiter.turn.result()
                 member.load.abandoned()
-                self._settle(member)
+                self._settle()
             else:
                 with contextlib.suppress(ValueError):
                     self._waiters.remove(waiter)
@@ -250,8 +255,8 @@ class Fleet:
         if self._waiters:
             self._serve()
 
-    def _settle(self, member: Member) -> None:
-        """Room has become free on *member*, or its state may have changed."""
+    def _settle(self) -> None:
+        """Room has become free on a member, or its state may have changed."""
         self._arrange()
         self._serve()
 
@@ -277,9 +282,9 @@ class Fleet:
                     member.succeeded()
             else:
                 member.failed(begun, error.reason)
-        self._settle(member)
+        self._settle()
         if member.state == "doubted":
-            self._look(member)
+            self._keeper.look(member)
         if not moves:
             raise self._final(journey, member, error)
         if journey.over:
@@ -307,10 +312,6 @@ class Fleet:
         """Work out who may be sent calls, and tell the scheduler where that is more."""
         pool = [m for m in self._members if m.state in ("up", "trial")]
         self._pool = pool or [m for m in self._members if m.state == "sick"]
-        if any(m.state != "down" for m in self._members):
-            self._down_since = None
-        elif self._down_since is None:
-            self._down_since = time.monotonic()
         # With none to send to, calls still have to come in to be told so.
         slots = sum(member.room for member in self._pool or self._members) or 1
         grew = self.slots is not None and slots > self.slots
@@ -318,135 +319,16 @@ class Fleet:
         if grew and self.on_room is not None:
             self.on_room()
 
-    # --- the keeper -----------------------------------------------------------------------------
+    # --- when there is none -------------------------------------------------------------------
 
-    async def _keep(self) -> None:
-        """Look after the members for as long as there are calls."""
-        try:
-            while self._calls:
-                self._nudge.clear()
-                now = time.monotonic()
-                for member in self._members:
-                    self._tend(member, now)
-                if self._down_since is not None:
-                    await self._find_others(now)
-                self._give_up(now)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._quiet_s(now)):
-                        await self._nudge.wait()
-        finally:
-            if self._keeper is asyncio.current_task():
-                self._keeper = None
-
-    def _quiet_s(self, now: float) -> float:
-        """Seconds in which nothing is to be done."""
-        dues = [m.due for m in self._members]
-        if self._down_since is not None:
-            dues.append(self._down_since + self._patience)
-        return max(0.01, min([TICK_S, *(due - now for due in dues if due > now)]))
-
-    def _tend(self, member: Member, now: float) -> None:
-        if member.state == "resting" and now >= member.due:
-            member.rested()
-            self._settle(member)
-        elif member.state in ("down", "sick"):
-            stale = self._overdue(now) and now - member.probed_at > _FRESH_S
-            if now >= member.due or stale:
-                self._look(member)
-        elif member.load.active and now >= member.poll_at:
-            member.poll_at = now + POLL_S
-            self._spawn(self._poll(member))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _look(self, member: Member) -> None:
-        if not member.looking:
-            member.looking = True
-            self._spawn(self._probe(member))
-
-    async def _probe(self, member: Member) -> None:
-        try:
-            member.probed(await member.endpoint.healthy())
-        finally:
-            member.looking = False
-        self._settle(member)
-        self._nudge.set()
-
-    async def _poll(self, member: Member) -> None:
-        """Ask a server for its slots and its queue."""
-        capacity = await member.endpoint.capacity()
-        if capacity is None:
-            member.poll_at = time.monotonic() + MUTE_S
-            return
-        if capacity.slots is not None:
-            # What vLLM says is for calls that fill the context.
-            exact = member.endpoint.kind == "llamacpp"
-            member.load.hint(capacity.slots if exact else min(256, max(32, capacity.slots)))
-        if capacity.running is not None and capacity.waiting is not None:
-            member.load.queue(capacity.running, capacity.waiting)
-        self._settle(member)
-
-    async def _find_others(self, now: float) -> None:
-        """Ask which servers there are by now. Those that are known keep their state."""
-        if self._rediscover is None or now < self._rediscover_at:
-            return
-        self._rediscover_at = now + REDISCOVER_S
-        try:
-            async with asyncio.timeout(REDISCOVER_S):
-                found = await self._rediscover()
-        except (RLMError, TimeoutError):
-            return
-        known = {member.url: member for member in self._members}
-        urls = {endpoint.url for endpoint in found}
-        for endpoint in found:
-            if endpoint.url in known:
-                await endpoint.close()
-            else:
-                known[endpoint.url] = Member(endpoint, cooldown_s=self._cooldown_s)
-        if not urls:
-            return
-        gone = [m for m in self._members if m.url not in urls and not m.load.active]
-        self._members = [m for m in known.values() if m not in gone]
-        for member in gone:
-            await member.endpoint.close()
-        self._arrange()
-        self._serve()
-
-    # --- when there is none ---------------------------------------------------------------------
-
-    def _overdue(self, now: float) -> bool:
-        """Whether a server to come back was waited for long enough."""
-        if self._down_since is None:
-            return False
-        return now >= self._down_since + self._patience
-
-    @property
-    def _patience(self) -> float:
-        known = any(member.answered for member in self._members)
-        return self._patience_s if known else min(NEW_PATIENCE_S, self._patience_s)
-
-    def _give_up(self, now: float) -> None:
-        """Fail the calls that wait in vain."""
-        if not self._waiters or self._pool:
-            return
-        fresh = all(now - m.probed_at <= _FRESH_S for m in self._members if m.state == "down")
-        if not (self._overdue(now) and fresh) and not self._all_rest(now):
-            return
+    def _give_up(self) -> None:
+        """Fail the calls that wait."""
         waiters, self._waiters = self._waiters, deque()
-        reason = self._none_left(now)
+        reason = self._none_left(time.monotonic())
+        server = self.urls[-1] if len(self._members) > 1 else ""
         for waiter in waiters:
             if not waiter.turn.done():
-                server = self.urls[-1] if len(self._members) > 1 else ""
                 waiter.turn.set_exception(waiter.journey.error(reason, server=server))
-
-    def _all_rest(self, now: float) -> bool:
-        """Whether every server that is not down asks for a longer wait than is waited for."""
-        rests = [m.due - now for m in self._members if m.state == "resting"]
-        others = [m for m in self._members if m.state not in ("resting", "down")]
-        return bool(rests) and not others and min(rests) > LONGEST_REST_S
 
     def _none_left(self, now: float) -> str:
         told = [_told(member, now) for member in self._members]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlm_kernel.subcalls.adaptive import Concurrency
+from rlm_kernel.subcalls.endpoint import EndpointError
 
 if TYPE_CHECKING:
     from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
@@ -29,11 +31,11 @@ SICK = 3
 """Failures without a success between them that make a server sick."""
 
 LONGEST_COOLDOWN_S = 5.0
-POLL_S = 1.0
-"""Between two questions about its queue."""
+SILENT_S = 5.0
+"""Without a reply, after which a server with calls is asked for its health."""
 
-MUTE_S = 60.0
-"""Where it had no answer to that."""
+DEAD = 3
+"""Times that it did not answer that, after which its calls are taken off."""
 
 
 class Member:
@@ -73,6 +75,12 @@ class Member:
         """When its queue is to be asked for."""
         self.looking = False
         """Whether its health is being asked for."""
+        self._flights: dict[asyncio.Task[Any], float] = {}
+        """Tasks of the calls that it is at, in the order in which they were sent; and when."""
+        self._taken_off: set[asyncio.Task[Any]] = set()
+        self._heard_at = 0.0
+        self._unwell = 0
+        """Times in a row that it did not say that it is well."""
         self._trying = False
         self._failures = 0
         self._failed_at = 0.0
@@ -96,6 +104,35 @@ class Member:
         """A call is sent to it."""
         self._trying = True
         return self.load.begin()
+
+    def board(self, begun: float) -> asyncio.Task[Any]:
+        """The current task is at a call to it, until it says `leave`."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._flights[task] = begun
+        return task
+
+    def leave(self, task: asyncio.Task[Any]) -> None:
+        """The call of *task* ended."""
+        del self._flights[task]
+        self._heard_at = self._clock()
+
+    def took_off(self, task: asyncio.Task[Any]) -> bool:
+        """Whether a cancellation of *task* was by this and is taken back herewith."""
+        if task not in self._taken_off:
+            return False
+        self._taken_off.discard(task)
+        return not task.uncancel()
+
+    def silence(self) -> EndpointError:
+        """How a call failed that was taken off."""
+        self.trouble = f"the server at {self.url} went away without a word: check that it runs"
+        return EndpointError(self.trouble, retryable=True)
+
+    def is_silent(self, now: float) -> bool:
+        """Whether it has calls and has ended none for a while."""
+        oldest = next(iter(self._flights.values()), now)
+        return now - max(oldest, self._heard_at) > SILENT_S
 
     @property
     def spotless(self) -> bool:
@@ -144,16 +181,30 @@ class Member:
             self.state = "up"
 
     def probed(self, well: bool) -> None:
-        """It was asked for its health."""
-        self.probed_at = self._clock()
-        self._trying = False
-        if not well:
+        """It was asked for its health, after a failure or in a long silence.
+
+        A server may stop to listen and leave the connections that it has open: vLLM does, where
+        it is told to end while it works. Those calls would wait for ever.
+        """
+        now = self.probed_at = self._clock()
+        self._unwell = 0 if well else self._unwell + 1
+        dead = self._unwell >= DEAD and self.is_silent(now)
+        if well:
+            self._is_well()
+        elif dead or self.state not in ("up", "trial"):
+            self._trying = False
             self._cool("down")
-        elif self.state in ("down", "sick"):
-            self.answered = True
+        if dead:
+            self._taken_off.update(self._flights)
+            for task in self._flights:
+                task.cancel()
+
+    def _is_well(self) -> None:
+        self.answered = True
+        if self.state in ("down", "sick"):
             self.state = "trial"
+            self._trying = False
         elif self.state == "doubted":
-            self.answered = True
             if self._failures >= SICK:
                 self._cool("sick")
             else:

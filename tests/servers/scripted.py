@@ -205,6 +205,10 @@ class ScriptedServer:
         """Requests for the list of models."""
         self.counts = 0
         """Requests to count tokens."""
+        self.looks = 0
+        """Requests for its health."""
+        self.well = True
+        """What it says of its health."""
         self.requests: list[Request] = []
         self.active = 0
         """Chat requests under way."""
@@ -234,6 +238,7 @@ class ScriptedServer:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/props", self._props)
         app.router.add_post("/tokenize", self._tokenize)
@@ -273,6 +278,11 @@ class ScriptedServer:
             for name, context in self.models.items()
         ]
         return web.json_response({"object": "list", "data": data})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        self.looks += 1
+        self._tell()
+        return web.Response(status=200 if self.well else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         if self.metrics is None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from rlm_kernel.cells import SubcallParams
+from rlm_kernel.config import EndpointSpec
+from rlm_kernel.subcalls import keeper, member
 from rlm_kernel.subcalls.endpoint import EndpointError, Reply
 from rlm_kernel.subcalls.fleet import Fleet
+from rlm_kernel.subcalls.member import Member
+from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+from rlm_kernel.subcalls.server_kind import ServerFacts
 from tests.servers.scripted import (
     MODEL,
     Cut,
@@ -125,11 +130,11 @@ async def test_no_server_gets_more_at_once_than_its_slots(
 ) -> None:
     """The rest waits here, where it can be taken back."""
     fleet = fleet_of(*trio, slots=4)
-    replies = await ask_all(fleet, [str(n) for n in range(100)])
-
-    assert [reply.text for reply in replies] == [f"re: {n}" for n in range(100)]  # type: ignore[union-attr]
-    assert max(server.peak for server in trio) <= 4
     assert fleet.slots == 12
+    replies = await ask_all(fleet, [str(n) for n in range(24)])
+
+    assert [reply.text for reply in replies] == [f"re: {n}" for n in range(24)]  # type: ignore[union-attr]
+    assert max(server.peak for server in trio) <= 4
 
 
 # --- failures ---------------------------------------------------------------------------------
@@ -380,6 +385,28 @@ async def test_a_dead_server_is_left_alone_and_gets_calls_again_when_it_is_back(
     await asyncio.wait_for(until_asked(), 20)
 
 
+async def test_a_server_gets_no_calls_before_it_says_that_it_is_well(
+    fleet_of: Any, trio: list[ScriptedServer]
+) -> None:
+    """An engine that died leaves a server that answers, for a while."""
+    fleet = fleet_of(*trio)
+    sick = await favourite(fleet, trio, "x")
+    sick.script.append(Refuse(500, "EngineCore encountered an issue"))
+    sick.well = False
+    await ask_all(fleet, ["x"] * 10)
+    asked, looks = len(sick.requests), sick.looks
+
+    async def until(true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not true():
+                await ask_all(fleet, ["x"] * 10)
+
+    await until(lambda: sick.looks > looks + 2)
+    assert len(sick.requests) == asked
+    sick.well = True
+    await until(lambda: len(sick.requests) > asked)
+
+
 async def test_servers_that_were_started_elsewhere_are_found(
     fleet_of: Any, server: ScriptedServer
 ) -> None:
@@ -398,6 +425,52 @@ async def test_servers_that_were_started_elsewhere_are_found(
         assert fleet.urls == [other.base_url]
 
 
+async def test_calls_are_taken_off_a_server_that_went_away_and_left_their_connections_open(
+    fleet_of: Any, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM does when it is told to end: they would wait for ever."""
+    monkeypatch.setattr(member, "SILENT_S", 0.05)
+    monkeypatch.setattr(keeper, "TICK_S", 0.05)
+    reached = asyncio.Event()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        reached.set()
+        await reader.read()  # until the client goes away
+        writer.close()
+
+    mute = await asyncio.start_server(take, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{mute.sockets[0].getsockname()[1]}/v1"
+    spec = EndpointSpec(kind="openai", model=MODEL, base_url=url)
+    fleet = fleet_of(server)
+    fleet._members.append(Member(OpenAIEndpoint(spec, "none", facts=ServerFacts()), cooldown_s=1))
+    fleet._arrange()
+    calls = [asyncio.create_task(ask(fleet, str(number))) for number in range(20)]
+    await reached.wait()
+    mute.close()
+    replies = await asyncio.wait_for(asyncio.gather(*calls), 20)
+
+    assert [reply.text for reply in replies] == [f"re: {number}" for number in range(20)]
+    assert any("went away without a word" in why for reply in replies for why in reply.trouble)
+
+
+async def test_a_server_that_thinks_for_long_keeps_its_calls(
+    fleet_of: Any, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that it is well."""
+    monkeypatch.setattr(member, "SILENT_S", 0.01)
+    monkeypatch.setattr(keeper, "TICK_S", 0.01)
+    gate = asyncio.Event()
+    server.reply = lambda prompt: Say("at last", gate=gate)
+    fleet = fleet_of(server)
+    call = asyncio.create_task(ask(fleet))
+    await server.until(lambda s: s.active == 1)
+    await server.until(lambda s: s.looks > 5)
+    gate.set()
+
+    assert (await call).attempts == 1
+
+
 async def test_nothing_goes_on_in_a_fleet_without_calls(
     fleet_of: Any, trio: list[ScriptedServer]
 ) -> None:
@@ -407,7 +480,7 @@ async def test_nothing_goes_on_in_a_fleet_without_calls(
     await ask_all(fleet, [str(n) for n in range(20)])
 
     async def until_quiet() -> None:
-        while fleet._keeper is not None or fleet._tasks:  # noqa: ASYNC110 - it ends unseen
+        while not fleet._keeper.idle:  # noqa: ASYNC110 - it ends unseen
             await asyncio.sleep(0.01)
 
     await asyncio.wait_for(until_quiet(), 20)
