@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 
-from benchmarks import bench_kernel, bench_prompt, bench_subcalls
+from benchmarks import bench_batch, bench_faults, bench_kernel, bench_prompt, bench_subcalls
 
 
 def main() -> None:
@@ -18,6 +18,8 @@ def main() -> None:
     bench_prompt.bench_load(100 * bench_prompt.MB, None)
     bench_prompt.bench_load(1000 * bench_prompt.MB, 4.0)
     bench_subcalls.main()
+    bench_batch.main()
+    bench_faults.main()
 
 
 if __name__ == "__main__":
