@@ -4,6 +4,11 @@
     openai_http   any OpenAI-compatible server
     wire          what such a server is sent and sends, as types; its errors as sentences
     sse           server-sent events, for replies that are streamed
+    fleet         several servers of one model as one endpoint
+    member        one of them: what it is sent, and whether it may be sent anything now
+    keeper        asks for their health and their queues
+    journey       the way of a call through them
+    adaptive      how many requests a server is worth sending at once
     embedded      the small model that comes with rlm-kernel, in a process of its own
     model_file    its file: got once, checked, cached
     scheduler     limits, retries, budget and events of every call
