@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 
 from rlm_kernel.subcalls.vllm.interpreter import PYTHON_VARIABLE
-from tests.kernel.client import Kernel
+from tests.kernel.client import Cell, Kernel
 from tests.vllm.install import WHY_NOT
 from tests.vllm.model import converted_model
 from tests.vllm.servers import Machine, Server
 
 LIMIT_S = 900
 """Of one test, the start of a server included: ten times what it takes on two idle cores."""
+
+PATIENCE_S = 300.0
+"""Of one cell."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,6 +59,14 @@ class RecordedKernel(Kernel):
         self.record = folder / "test.rlm.sqlite"
         notebook = {"RLM_NOTEBOOK": str(folder / "test.ipynb")}
         super().__init__({**machine.environ, **notebook, **environ}, cwd=str(folder))
+
+    def collect(self, request: str, timeout: float = PATIENCE_S) -> Cell:
+        """As of a `Kernel`, with the patience that a model on a busy CPU needs."""
+        return super().collect(request, timeout)
+
+    def run(self, code: str, timeout: float = PATIENCE_S, **kwargs: Any) -> Cell:
+        """As of a `Kernel`, with more patience."""
+        return super().run(code, timeout, **kwargs)
 
     def value(self, expression: str) -> str:
         """``repr`` of *expression*, evaluated in a cell."""

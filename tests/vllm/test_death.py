@@ -25,8 +25,8 @@ def test_calls_move_to_the_other_server_and_no_engine_is_left(
         until(lambda: other.metric("num_requests_running") > 2, "the server is not busy")
 
         other.kill_api_server()
-        cell = both.collect(asked, timeout=300)
-        cell_alone = alone.collect(asked_alone, timeout=300)
+        cell = both.collect(asked)
+        cell_alone = alone.collect(asked_alone)
 
         assert cell.status == "ok", cell.evalue
         assert both.value("[type(x).__name__ for x in r]") == repr(["str"] * 96)

@@ -1,0 +1,151 @@
+"""A real vLLM server, asked from one cell: is it kept as busy as by vLLM's own benchmark?
+
+``python -m benchmarks.bench_vllm``, with RLM_VLLM_PYTHON or after ``make test-vllm``. The peer is
+``vllm bench serve`` with the same prompts, in turn; before each turn the server's prefix cache is
+emptied, so that both find the same.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.figures import report
+from tests.kernel.client import Kernel
+from tests.vllm.install import installed_python
+from tests.vllm.model import converted_model
+from tests.vllm.servers import MODEL, Machine, Server, until
+from tests.vllm.test_batches import INSTRUCTION
+
+CALLS = 128
+OUTPUT_TOKENS = 16
+ROUNDS = 3
+INTERRUPTS = 5
+PATIENCE_S = 600.0
+HERE = Path(__file__).parent
+
+
+def prompts_of(turn: int) -> list[str]:
+    """An instruction of 300 tokens and a short line each."""
+    numbers = range(turn * CALLS, (turn + 1) * CALLS)
+    return [f"{INSTRUCTION}\n\nimport {n}: {n * 7919 % 1000} rows" for n in numbers]
+
+
+def ours(kernel: Kernel, prompts: list[str]) -> float:
+    """Calls per second of one cell."""
+    prepared = kernel.run(f"import json\nprompts = json.loads({json.dumps(prompts)!r})")
+    assert prepared.status == "ok", prepared.evalue
+    begin = time.perf_counter()
+    cell = kernel.run(
+        f"r = sub_RLM(prompts, max_tokens={OUTPUT_TOKENS}, temperature=0)", timeout=PATIENCE_S
+    )
+    seconds = time.perf_counter() - begin
+    assert cell.status == "ok", cell.evalue
+    answered = kernel.run("print(sum(isinstance(x, str) for x in r))").text().strip()
+    assert answered == str(len(prompts)), f"{answered} of {len(prompts)} were answered"
+    return len(prompts) / seconds
+
+
+def theirs(machine: Machine, server: Server, prompts: list[str]) -> float:
+    """Calls per second of ``vllm bench serve``."""
+    command = [str(machine.python), str(HERE / "peer_vllm.py"), server.url, MODEL]
+    done = subprocess.run(
+        [*command, str(machine.model), str(OUTPUT_TOKENS)],
+        input=json.dumps(prompts),
+        check=False,
+        env=machine.environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    if done.returncode:
+        raise RuntimeError(f"vllm bench serve failed: {done.stderr[-2000:]}")
+    return float(json.loads(done.stdout.splitlines()[-1])["calls_per_s"])
+
+
+def bench_throughput(machine: Machine, server: Server, kernel: Kernel) -> None:
+    """In turn, and who begins changes too."""
+    mine: list[float] = []
+    peer: list[float] = []
+    rates: list[float] = []
+    for turn in range(ROUNDS):
+        prompts = prompts_of(turn)
+        for who in ("ours", "theirs") if turn % 2 == 0 else ("theirs", "ours"):
+            server.post("/reset_prefix_cache")
+            if who == "theirs":
+                peer.append(theirs(machine, server, prompts))
+                continue
+            before = server.metrics()
+            mine.append(ours(kernel, prompts))
+            after = server.metrics()
+            hits = after["prefix_cache_hits_total"] - before["prefix_cache_hits_total"]
+            queries = after["prefix_cache_queries_total"] - before["prefix_cache_queries_total"]
+            rates.append(hits / queries)
+    report(
+        "sub-calls from one cell, vLLM, recorded",
+        "calls/s",
+        mine,
+        peer="vllm bench serve",
+        theirs=peer,
+        reach=0.95,
+        better="higher",
+        calls=CALLS,
+        rounds=ROUNDS,
+    )
+    report(
+        f"prefix cache, {CALLS} items, instruction of 300 tokens",
+        "of the tokens",
+        rates,
+        reach=0.8,
+        better="higher",
+    )
+
+
+def bench_interrupt(server: Server, kernel: Kernel) -> None:
+    """From the interrupt of a cell to a server without a request."""
+    seconds = []
+    for _ in range(INTERRUPTS):
+        request = kernel.send(
+            "sub_RLM([f'Tell a story about {n} ships.' for n in range(200)], max_tokens=200)"
+        )
+        until(lambda: server.metric("num_requests_running") > 8, "the server is not busy")
+        begin = time.perf_counter()
+        kernel.interrupt()
+        until(lambda: server.is_idle, "the server works on")
+        seconds.append(time.perf_counter() - begin)
+        kernel.collect(request, PATIENCE_S)
+    report(
+        "interrupt of a cell to an idle server, vLLM",
+        "s",
+        seconds,
+        reach=1.0,
+        slowest=round(max(seconds), 3),
+    )
+
+
+def main() -> None:
+    python = installed_python()
+    if python is None:
+        print("# vLLM is not here: set RLM_VLLM_PYTHON, or run make test-vllm", file=sys.stderr)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        machine = Machine(folder / "servers", python, converted_model(python))
+        machine.environ["VLLM_SERVER_DEV_MODE"] = "1"  # for /reset_prefix_cache
+        try:
+            server = machine.serve("bench")
+            notebook = {"RLM_NOTEBOOK": str(folder / "bench.ipynb"), "RLM_SUB": server.spec}
+            with Kernel({**machine.environ, **notebook}, cwd=name) as kernel:
+                kernel.run("sub_RLM(['Say a word.'] * 4, max_tokens=2)", timeout=PATIENCE_S)
+                bench_throughput(machine, server, kernel)
+                bench_interrupt(server, kernel)
+        finally:
+            machine.close()
+
+
+if __name__ == "__main__":
+    main()
