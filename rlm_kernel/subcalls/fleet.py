@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -38,6 +37,8 @@ PATIENCE_S = 30.0
 COOLDOWN_S = 0.5
 PREFIX = 1000
 """Characters of instruction and prompt that prefer a server."""
+
+_64_BITS = (1 << 64) - 1
 
 DIGESTS = 1000
 """Beginnings of prompts that are kept."""
@@ -199,13 +200,13 @@ class Fleet:
             pool = [member for member in pool if member not in avoid] or pool
         least: Member | None = None
         preferred: Member | None = None
-        best = -math.inf
+        best = -1
         for member in pool:
             if not member.free:
                 continue
             if least is None or member.load.active < least.load.active:
                 least = member
-            weight = hash((digest, member.seed))
+            weight = _weight(digest ^ member.seed)
             if weight > best:
                 best, preferred = weight, member
         if least is None or preferred is None:
@@ -351,6 +352,14 @@ class _Waiter:
         self.digest = digest
         self.journey = journey
         self.turn: asyncio.Future[tuple[Member, float]] = asyncio.get_running_loop().create_future()
+
+
+def _weight(bits: int) -> int:
+    """64 bits, of which each depends on all 64 of *bits*. (Python's hash of a pair does not do:
+    of two pairs with one half in common mostly the same is larger.)"""
+    bits = (bits ^ bits >> 32) * 0xD6E8FEB86659FD93 & _64_BITS
+    bits = (bits ^ bits >> 32) * 0xD6E8FEB86659FD93 & _64_BITS
+    return bits ^ bits >> 32
 
 
 def _told(member: Member, now: float) -> str:

@@ -89,11 +89,12 @@ async def test_different_prompts_are_spread_over_all_servers(
 ) -> None:
     """One after the other, so that only the prompts decide."""
     fleet = fleet_of(*trio)
-    for number in range(60):
+    for number in range(300):
         await ask(fleet, f"{number} is the number")
 
-    assert sum(counts(trio)) == 60
-    assert min(counts(trio)) >= 8
+    # A server has 100 on average, and by chance 8 more or fewer.
+    assert sum(counts(trio)) == 300
+    assert min(counts(trio)) >= 50
 
 
 async def test_prompts_that_begin_alike_go_to_one_server_as_long_as_it_is_not_busy(
