@@ -31,8 +31,9 @@ Listener = Callable[[Stored], None]
 
 log = logging.getLogger(__name__)
 
-GROUP_S = 0.01
-"""Events of sub-calls are committed this long after the first of them."""
+GROUP_S = 0.05
+"""Events of sub-calls are committed this long after the first of them, if nobody needs them before:
+longer than replies wait to be handed out, or there would be two commits for each time."""
 
 _LAZY = (SubcallStarted, SubcallEnded)
 _BEGINNINGS = (RunStarted, TurnStarted, TurnExecuting, SubcallStarted)

@@ -37,7 +37,7 @@ OUTPUT_TOKENS = 1024
 """Set aside for the reply of a call without ``max_tokens``; under a limit of tokens it is also
 what the server may generate, so that the limit holds; so it is under a limit of money."""
 
-GROUP_S = 0.01
+GROUP_S = 0.02
 """Outcomes of a batch that goes on are handed out this much later, those that come meanwhile with
 them: nobody can go on before the last one, and each delivery costs a commit and a message."""
 
