@@ -26,9 +26,22 @@ _BLOB_LEVEL = 3
 _PAGE = 256
 """Rows fetched at once. A cursor left open instead would keep the log from being folded in."""
 
+# In a temporary table: it is cheap to make, of no use to others, and needs no memory of ours.
+_INDEX = (
+    """
+    CREATE TEMP TABLE IF NOT EXISTS by_key (
+        key BLOB NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (key, seq)
+    ) WITHOUT ROWID
+    """,
+    """
+    INSERT INTO temp.by_key (key, seq)
+    SELECT key, seq FROM asked WHERE seq > :after AND seq <= :last ORDER BY key, seq
+    """,
+)
+
 _REPLY = """
     SELECT e.seq, e.body
-    FROM asked
+    FROM temp.by_key AS asked
     JOIN event AS s ON s.seq = asked.seq
     JOIN event AS e ON e.call_id = s.call_id AND e.run_id = s.run_id AND e.kind = 'SubcallEnded'
     WHERE asked.key = :key AND e.seq <= :until AND json_extract(e.body, '$.ok')
@@ -85,7 +98,9 @@ class Record:
         self._lock = lock
         self._events: list[_Row] = []
         self._blobs: dict[str, bytes] = {}
-        self._asked: list[tuple[bytes, int]] = []
+        self._asked: list[tuple[int, bytes]] = []
+        self._indexed = 0
+        """The last event whose key is in the index of this connection."""
         self._interrupted = False
         self._size = 0
         """Characters of the events that are not committed yet."""
@@ -201,7 +216,7 @@ class Record:
             self._blobs.update(blobs)
             self._size += sum(map(len, blobs.values()))
         if isinstance(event, SubcallStarted) and event.key:
-            self._asked.append((bytes.fromhex(event.key), self._last))
+            self._asked.append((self._last, bytes.fromhex(event.key)))
         return Stored(self._last, run_id, at, event)
 
     def commit(self) -> None:
@@ -218,7 +233,7 @@ class Record:
         if self._interrupted:
             written = self.last_seq()
             self._events = [row for row in self._events if row[0] > written]
-            self._asked = [row for row in self._asked if row[1] > written]
+            self._asked = [row for row in self._asked if row[0] > written]
         if not self._events:
             return
         # An exception from outside, such as a KeyboardInterrupt, may come after the commit.
@@ -231,7 +246,7 @@ class Record:
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 self._events,
             )
-            connection.executemany("INSERT INTO asked (key, seq) VALUES (?, ?)", self._asked)
+            connection.executemany("INSERT INTO asked (seq, key) VALUES (?, ?)", self._asked)
         self._events.clear()
         self._blobs.clear()
         self._asked.clear()
@@ -347,14 +362,21 @@ class Record:
                 raise Fault(f"the text {sha256[:12]}… is missing; verify() says what else is")
             return decompress(row[1], row[0])
 
-    def has_replies(self) -> bool:
-        """Whether there may be a reply for `reply` to find."""
+    def index_replies(self) -> int:
+        """Let `reply` find what was recorded so far.
+
+        Returns the number of the last event; 0 where there is nothing to be found.
+        """
+        last = self.last_seq()
         with self._using("read") as connection:
-            (found,) = connection.execute("SELECT EXISTS (SELECT 1 FROM asked)").fetchone()
-            return bool(found)
+            for statement in _INDEX:
+                connection.execute(statement, {"after": self._indexed, "last": last})
+            (found,) = connection.execute("SELECT EXISTS (SELECT 1 FROM temp.by_key)").fetchone()
+        self._indexed = last
+        return last if found else 0
 
     def reply(self, key: str, place: int, until_seq: int) -> SubcallEnded | None:
-        """The reply of one of the calls that asked the same.
+        """The reply of one of the calls that asked the same, of those that `index_replies` saw.
 
         Parameters
         ----------

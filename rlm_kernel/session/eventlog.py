@@ -83,7 +83,7 @@ class EventLog:
     def mark(self) -> int:
         """The number of the last event so far; 0 where no reply can be served."""
         self.flush()
-        return self.record.last_seq() if self.record.has_replies() else 0
+        return self.record.index_replies()
 
     def reply(self, key: str, place: int, until_seq: int) -> SubcallEnded | None:
         """See `rlm_kernel.record.Record.reply`."""

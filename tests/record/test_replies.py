@@ -58,7 +58,7 @@ def test_a_record_of_version_1_is_migrated_when_it_is_written(first_version: Pat
         for event in samples.subcall("call-2"):
             record.append(RUN, event)
         record.commit()
-        assert not record.has_replies()
+        assert record.index_replies() == 0
         assert record.verify() == []
 
     one, two = rows(first_version)
@@ -111,8 +111,11 @@ def test_replies_are_found_in_the_order_in_which_their_calls_started(record: Rec
     for number in (2, 1):
         record.append(RUN, SubcallEnded(call_id=f"{number}", ok=True, response=f"r{number}"))
     record.commit()
+    assert record.index_replies() == 4
     ask(record, "3", "cd" * 16, samples.LONG)
     record.commit()
+    assert record.reply("cd" * 16, 0, record.last_seq()) is None
+    assert record.index_replies() == 6
 
     def texts(key: str, until: int) -> list[str]:
         replies = (record.reply(key, place, until) for place in range(3))
