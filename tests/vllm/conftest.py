@@ -70,7 +70,7 @@ class RecordedKernel(Kernel):
 
     def value(self, expression: str) -> str:
         """``repr`` of *expression*, evaluated in a cell."""
-        cell = self.run(f"print(repr({expression}))")
+        cell = self.run(f"print(repr(({expression})))")
         assert cell.status == "ok", cell.evalue
         return cell.text().strip()
 

@@ -94,12 +94,13 @@ def test_items_of_a_map_share_their_instruction_in_the_prefix_cache(
 
     cell = kernel.run(
         "items = [f'import {n}: {n * 7919 % 1000} rows' for n in range(512)]\n"
-        f"r = sub_RLM.map({INSTRUCTION!r}, items, max_tokens=1)\n"
-        "print(len(r), sum(isinstance(x, str) for x in r))",
+        "teams = ['billing', 'shipping', 'accounts', 'operations', 'nobody']\n"
+        f"r = sub_RLM.map({INSTRUCTION!r}, items, choices=teams)\n"
+        "print(len(r), set(r) <= set(teams))",
         timeout=800,
     )
 
-    assert cell.text() == "512 512\n", cell.evalue
+    assert cell.text() == "512 True\n", cell.evalue
     after = server.metrics()
     names = ("prefix_cache_hits_total", "prefix_cache_queries_total")
     hits, queries = (after[name] - before[name] for name in names)
