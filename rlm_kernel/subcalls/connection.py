@@ -108,6 +108,17 @@ class Connection:
         """
         return await self._request("POST", url, body, sink)
 
+    async def is_accepted(self, *, seconds: float) -> bool:
+        """Whether the server takes a connection within *seconds*; it is sent nothing."""
+        url = self._urls.get(self.url) or self._parsed(self.url)
+        try:
+            async with asyncio.timeout(seconds):
+                _, writer = await asyncio.open_connection(url.host, url.port)
+        except OSError:  # a TimeoutError is one
+            return False
+        writer.close()
+        return True
+
     async def close(self) -> None:
         """Drop all connections."""
         if self._opening is not None and not self._opening.done():

@@ -160,7 +160,7 @@ class Fleet:
                 # A call that the keeper took off a dead server goes on, unless others want its
                 # end, too.
                 if not isinstance(error, asyncio.CancelledError) or not member.took_off(task):
-                    member.load.abandoned()
+                    member.abandoned()
                     self._settle()
                     raise
                 failure = member.silence()
@@ -226,7 +226,7 @@ class Fleet:
             if waiter.turn.done() and not waiter.turn.cancelled() and not waiter.turn.exception():
                 # Cancelled in the very moment in which it got its turn.
                 member, _ = waiter.turn.result()
-                member.load.abandoned()
+                member.abandoned()
                 self._settle()
             else:
                 with contextlib.suppress(ValueError):
@@ -277,7 +277,7 @@ class Fleet:
         if busy:
             self._refused(member, begun, error)
         else:
-            member.load.abandoned()
+            member.abandoned()
             if not moves:
                 if error.status:
                     member.succeeded()
@@ -296,7 +296,7 @@ class Fleet:
         return journey.pause() if error.retry_after is None else 0.0
 
     def _refused(self, member: Member, begun: float, error: EndpointError) -> None:
-        member.load.refused(begun)
+        member.refused(begun)
         if error.retry_after:
             member.rest(error.retry_after, error.reason)
         elif error.status == 503:

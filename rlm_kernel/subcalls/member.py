@@ -82,6 +82,7 @@ class Member:
         self._unwell = 0
         """Times in a row that it did not say that it is well."""
         self._trying = False
+        """Whether the one call of a trial is under way."""
         self._failures = 0
         self._failed_at = 0.0
         self._cooldowns = 0
@@ -146,6 +147,16 @@ class Member:
         self._failures = self._cooldowns = 0
         if self.state in ("trial", "sick"):
             self.state = "up"
+
+    def abandoned(self) -> None:
+        """A call ended in a way that tells nothing of it: cancelled, or not sent at all."""
+        self._trying = False
+        self.load.abandoned()
+
+    def refused(self, begun: float) -> None:
+        """It would not take a call for now."""
+        self._trying = False
+        self.load.refused(begun)
 
     def failed(self, begun: float, reason: str) -> None:
         """A call failed in a way that may be the server's fault.

@@ -110,12 +110,16 @@ class OpenAIEndpoint:
     async def healthy(self) -> bool:
         """Whether the server answers now and does not say that it is in trouble.
 
-        By ``/health``, which vLLM and llama.cpp have; of others any answer will do.
+        By ``/health``, which vLLM and llama.cpp have; of others any answer will do. Some of those
+        do one thing at a time and answer nothing meanwhile: that they listen is enough.
         """
         try:
             url = f"{self._connection.root}/health"
             answer = await self._connection.get(url, seconds=HEALTH_S)
-        except (EndpointError, TimeoutError):
+        except TimeoutError:
+            answers_always = self.kind in ("vllm", "llamacpp")
+            return not answers_always and await self._connection.is_accepted(seconds=HEALTH_S)
+        except EndpointError:
             return False
         return answer.status < 500
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import EndpointSpec
-from rlm_kernel.subcalls import keeper, member
+from rlm_kernel.subcalls import keeper, member, openai_http
 from rlm_kernel.subcalls.endpoint import EndpointError, Reply
 from rlm_kernel.subcalls.fleet import Fleet
 from rlm_kernel.subcalls.member import Member
@@ -386,6 +387,46 @@ async def test_a_dead_server_is_left_alone_and_gets_calls_again_when_it_is_back(
     await asyncio.wait_for(until_asked(), 20)
 
 
+async def cancelled(fleet: Fleet, server: ScriptedServer) -> None:
+    server.script.append(Hang())
+    call = asyncio.create_task(ask(fleet))
+    await server.until(lambda s: s.active == 1)
+    call.cancel()
+    await asyncio.wait([call])
+
+
+async def refused(fleet: Fleet, server: ScriptedServer) -> None:
+    server.script.append(Refuse(429))
+    await ask(fleet)
+
+
+async def not_sent(fleet: Fleet, server: ScriptedServer) -> None:
+    with pytest.raises(EndpointError, match="too many beside"):
+        await ask(fleet, "x" * 10_000_000)
+
+
+@pytest.mark.parametrize("trial", [cancelled, refused, not_sent])
+async def test_a_server_that_is_back_is_tried_again_where_the_first_call_told_nothing(
+    trial: Callable[[Fleet, ScriptedServer], Awaitable[None]], fleet_of: Any, server: ScriptedServer
+) -> None:
+    """One call tries it; that one may be cancelled, come too early, or never be sent."""
+    fleet: Fleet = fleet_of(server, patience_s=20)
+    await ask(fleet)
+    port = server.port
+    await server.close()
+    call = asyncio.create_task(ask(fleet, "y"))
+    async with asyncio.timeout(20):
+        while fleet._members[0].state != "down":  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0.01)
+    call.cancel()
+    await asyncio.wait([call])
+    await server.start(port)
+
+    async with asyncio.timeout(20):
+        await trial(fleet, server)
+        assert (await ask(fleet, "z")).text == "re: z"
+
+
 async def test_a_server_gets_no_calls_before_it_says_that_it_is_well(
     fleet_of: Any, trio: list[ScriptedServer]
 ) -> None:
@@ -470,6 +511,33 @@ async def test_a_server_that_thinks_for_long_keeps_its_calls(
     gate.set()
 
     assert (await call).attempts == 1
+
+
+class OneAtATime(ScriptedServer):
+    """Answers nothing while it works on a request, as servers with one thread do."""
+
+    async def _health(self, request: web.Request) -> web.Response:
+        self.looks += 1
+        self._tell()
+        await self.until(lambda server: not server.active)
+        return web.Response()
+
+
+async def test_a_server_that_does_one_thing_at_a_time_keeps_its_call(
+    fleet_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot say that it is well meanwhile; that it listens is enough."""
+    monkeypatch.setattr(member, "SILENT_S", 0.01)
+    monkeypatch.setattr(keeper, "TICK_S", 0.01)
+    monkeypatch.setattr(openai_http, "HEALTH_S", 0.05)
+    gate = asyncio.Event()
+    async with OneAtATime(reply=lambda prompt: Say("at last", gate=gate)) as server:
+        fleet = fleet_of(server)
+        call = asyncio.create_task(ask(fleet))
+        await server.until(lambda s: s.looks > member.DEAD + 2)
+        gate.set()
+
+        assert (await call).attempts == 1
 
 
 async def test_nothing_goes_on_in_a_fleet_without_calls(
