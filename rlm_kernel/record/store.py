@@ -40,18 +40,19 @@ _INDEX = (
 )
 
 _REPLY = """
-    SELECT e.seq, e.body
+    SELECT s.seq, e.seq, e.body
     FROM temp.by_key AS asked
     JOIN event AS s ON s.seq = asked.seq
     JOIN event AS e ON e.call_id = s.call_id AND e.run_id = s.run_id AND e.kind = 'SubcallEnded'
-    WHERE asked.key = :key AND e.seq <= :until AND json_extract(e.body, '$.ok')
+    WHERE asked.key = :key AND asked.seq > :after
+        AND e.seq <= :until AND json_extract(e.body, '$.ok')
         AND NOT EXISTS (
             SELECT 1 FROM event AS j
             WHERE j.call_id = s.call_id AND j.run_id = s.run_id AND j.kind = 'SubcallJudged'
                 AND j.seq <= :until AND NOT json_extract(j.body, '$.ok')
         )
     ORDER BY asked.seq
-    LIMIT 1 OFFSET :place
+    LIMIT 1
 """
 
 _Row = tuple[int, str, float, str, int | None, str | None, int | None, str]
@@ -375,27 +376,30 @@ class Record:
         self._indexed = last
         return last if found else 0
 
-    def reply(self, key: str, place: int, until_seq: int) -> SubcallEnded | None:
-        """The reply of one of the calls that asked the same, of those that `index_replies` saw.
+    def reply(self, key: str, after_seq: int, until_seq: int) -> tuple[int, SubcallEnded] | None:
+        """The next reply to what has this key, of those that `index_replies` saw; before it the
+        number of its `SubcallStarted`.
+
+        Calls that failed are passed over, and those whose reply was found to be no value of its
+        typed sub-task.
 
         Parameters
         ----------
         key
-            Of their `SubcallStarted`.
-        place
-            From 0, in the order in which they started. Not counted are calls that failed, and
-            those whose reply was found to be no value of its typed sub-task.
+            Of the `SubcallStarted`.
+        after_seq
+            It started later than that: 0, or the number that the reply before it came with.
         until_seq
             What was recorded later does not count.
         """
+        asked = {"key": bytes.fromhex(key), "after": after_seq, "until": until_seq}
         with self._using("read") as connection:
-            row = connection.execute(
-                _REPLY, {"key": bytes.fromhex(key), "place": place, "until": until_seq}
-            ).fetchone()
+            row = connection.execute(_REPLY, asked).fetchone()
         if row is None:
             return None
-        event = self._event(*row)
-        return event if isinstance(event, SubcallEnded) else None
+        started, ended, body = row
+        event = self._event(ended, body)
+        return (started, event) if isinstance(event, SubcallEnded) else None
 
     def last_seq(self) -> int:
         """Number of the last committed event; 0 where there is none."""

@@ -85,9 +85,9 @@ class EventLog:
         self.flush()
         return self.record.index_replies()
 
-    def reply(self, key: str, place: int, until_seq: int) -> SubcallEnded | None:
+    def reply(self, key: str, after_seq: int, until_seq: int) -> tuple[int, SubcallEnded] | None:
         """See `rlm_kernel.record.Record.reply`."""
-        return self.record.reply(key, place, until_seq)
+        return self.record.reply(key, after_seq, until_seq)
 
     # --- events ---------------------------------------------------------------------------------
 

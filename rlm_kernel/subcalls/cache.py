@@ -31,9 +31,9 @@ class Replies(Protocol):
     def mark(self) -> int:
         """The number of the last event so far; 0 where no reply can be served."""
 
-    def reply(self, key: str, place: int, until_seq: int) -> SubcallEnded | None:
-        """Of the replies to what has this key, recorded up to *until_seq*, that at *place*
-        (from 0)."""
+    def reply(self, key: str, after_seq: int, until_seq: int) -> tuple[int, SubcallEnded] | None:
+        """The next reply to what has this key, of a call that started after event *after_seq*
+        and ended up to event *until_seq*; before it the number of that start."""
 
 
 class Question:
@@ -66,6 +66,7 @@ class _Tree:
     def __init__(self, until_seq: int) -> None:
         self.until_seq = until_seq
         self.served: dict[str, int] = {}
+        """By key, up to which event replies were served; to the end where there is none left."""
 
 
 class Cache:
@@ -81,15 +82,15 @@ class Cache:
     def take(self, ledger: Ledger, key: str) -> SubcallEnded | None:
         """The reply that a call of the run of *ledger* is given; it is not given again."""
         tree = self._tree(ledger.line()[-1])
-        if not tree.until_seq:
+        after = tree.served.get(key, 0)
+        if after >= tree.until_seq:
             return None
-        place = tree.served.get(key, 0)
         try:
-            reply = self._replies.reply(key, place, tree.until_seq)
+            found = self._replies.reply(key, after, tree.until_seq)
         except RecordError:
             return None
-        if reply is not None:
-            tree.served[key] = place + 1
+        # Kept also where nothing was found: to look again, past all that failed, is not for free.
+        tree.served[key], reply = found or (tree.until_seq, None)
         return reply
 
     def _tree(self, first: Ledger) -> _Tree:

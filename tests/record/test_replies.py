@@ -118,13 +118,42 @@ def test_replies_are_found_in_the_order_in_which_their_calls_started(record: Rec
     assert record.index_replies() == 6
 
     def texts(key: str, until: int) -> list[str]:
-        replies = (record.reply(key, place, until) for place in range(3))
-        return [reply.response for reply in replies if reply is not None]
+        found, texts = record.reply(key, 0, until), []
+        while found is not None:
+            started, reply = found
+            texts.append(reply.response)
+            found = record.reply(key, started, until)
+        return texts
 
     assert texts(key, record.last_seq()) == ["r1", "r2"]
     assert texts(key, 3) == ["r2"]
     assert texts("cd" * 16, record.last_seq()) == [samples.LONG]
     assert texts("ef" * 16, record.last_seq()) == []
+
+
+def test_a_late_reply_is_found_in_as_many_steps_as_an_early_one(record: Record) -> None:
+    """Ten thousand samples of one question are not sought by counting from the first."""
+    key = "ab" * 16
+    for number in range(500):
+        ask(record, str(number), key, str(number))
+    record.commit()
+    until = record.index_replies()
+    assert record._connection is not None
+    steps = [0]
+
+    def count() -> None:
+        steps[-1] += 1
+
+    record._connection.set_progress_handler(count, 1)
+    started = 0
+    for number in range(500):
+        found = record.reply(key, started, until)
+        assert found is not None
+        started, reply = found
+        assert reply.response == str(number)
+        steps.append(0)
+
+    assert max(steps) <= 2 * steps[0]
 
 
 def test_an_index_that_is_not_what_the_events_say_is_reported(record: Record) -> None:

@@ -286,10 +286,33 @@ def test_a_record_that_cannot_be_read_serves_nothing() -> None:
         def mark(self) -> int:
             return 5
 
-        def reply(self, key: str, place: int, until_seq: int) -> SubcallEnded | None:
+        def reply(
+            self, key: str, after_seq: int, until_seq: int
+        ) -> tuple[int, SubcallEnded] | None:
             raise RecordError("damaged")
 
     assert Cache(Damaged()).take(Ledger(Budget()), "00") is None
+
+
+def test_what_has_no_reply_left_is_not_looked_for_again() -> None:
+    """A record may hold thousands of calls that failed at the same question."""
+    looked: list[int] = []
+
+    class OneReply:
+        def mark(self) -> int:
+            return 5
+
+        def reply(
+            self, key: str, after_seq: int, until_seq: int
+        ) -> tuple[int, SubcallEnded] | None:
+            looked.append(after_seq)
+            ended = SubcallEnded(call_id="c", ok=True, response="r")
+            return (1, ended) if after_seq < 1 else None
+
+    cache, ledger = Cache(OneReply()), Ledger(Budget())
+    assert cache.take(ledger, "00") is not None
+    assert [cache.take(ledger, "00") for _ in range(3)] == [None] * 3
+    assert looked == [0, 1]
 
 
 def test_keys_tell_apart_what_is_joined_alike() -> None:
