@@ -64,7 +64,6 @@ class Verdict(_Message, frozen=True, kw_only=True):
 class JudgeSubcalls(_Message, frozen=True, kw_only=True, tag="judge_subcalls"):
     """What the worker found when it checked replies of a typed sub-task. Not answered."""
 
-    task: str
     verdicts: Annotated[list[Verdict], Meta(max_length=MAX_PROMPTS)]
 
 

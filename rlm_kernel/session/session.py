@@ -39,6 +39,7 @@ from rlm_kernel.session.request import Request
 from rlm_kernel.session.settings import Settings
 from rlm_kernel.session.subcalls import judge_subcalls, send_subcalls
 from rlm_kernel.session.tools import specs_of, toolbox_of
+from rlm_kernel.session.verdicts import Verdicts
 from rlm_kernel.session.whole_prompt import is_whole
 from rlm_kernel.subcalls.batch import ChildOutcome
 from rlm_kernel.subcalls.endpoint import ToolSpec
@@ -131,6 +132,7 @@ class Session:
         self._person = Ledger(Budget(max_subcalls=None))
         self._ledger: Ledger | None = None
         self.progress = Progress()
+        self.verdicts = Verdicts()
         self._above = tuple(above)
         self._handed = toolbox
         self._pickled = b""
@@ -329,6 +331,7 @@ class Session:
     def worker_lost(self, reason: str, lost: list[str]) -> None:
         """The worker is gone; a run gets ``P`` back before its next cell."""
         self._restore = True
+        self.verdicts = Verdicts()
         self.prompt = self.prompt if self.run is not None else None
         if self.run is not None:
             self.log.emit(self.run.run_id, WorkerLost(reason=reason, lost=lost))

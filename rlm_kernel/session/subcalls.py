@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rlm_kernel.cells import SubcallParams
-from rlm_kernel.engine.events import SubcallJudged
-from rlm_kernel.errors import RLMError, SubcallError
+from rlm_kernel.errors import RLMError, SubcallError, UsageError
 from rlm_kernel.repl.messages import JudgeSubcalls, SendSubcalls, SubcallFailure, SubcallResult
 from rlm_kernel.session.models import is_spec
 from rlm_kernel.session.request import TASK_QUERY, Request
@@ -35,6 +34,10 @@ def send_subcalls(
 ) -> Callable[[], None]:
     """Start the sub-calls of *request*; returns what cancels the rest. See `ReplHandler`."""
     settings, run, params = session.settings, session.run, request.params
+    run_id = run.run_id if run is not None else ""
+    if request.retry_of and len(request.retry_of) != len(request.prompts):
+        fail(UsageError("retry_of names another number of calls than there are prompts"))
+        return _nothing
     toolbox = session.toolbox(request.id)
     spec = params.model if is_spec(params.model) else None
     if spec is not None:
@@ -43,6 +46,9 @@ def send_subcalls(
 
     def done(outcomes: list[Outcome]) -> None:
         progress.done(outcomes)
+        if params.task is not None:
+            replied = (outcome.call_id for outcome in outcomes if outcome.error is None)
+            session.verdicts.expect(replied, run_id=run_id, task=params.task)
         deliver([_result(outcome) for outcome in outcomes])
 
     try:
@@ -50,8 +56,8 @@ def send_subcalls(
             request.prompts,
             kind=request.kind,
             params=params,
-            retry_of=request.retry_of,
-            run_id=run.run_id if run is not None else "",
+            retry_of=session.verdicts.asked_again(request.retry_of),
+            run_id=run_id,
             turn=session.turn,
             ledger=session.ledger,
             deliver=done,
@@ -74,11 +80,7 @@ def send_subcalls(
 
 def judge_subcalls(session: Session, message: JudgeSubcalls) -> None:
     """Record what the worker found in replies of a typed sub-task."""
-    run_id = session.run.run_id if session.run is not None else ""
-    for verdict in message.verdicts:
-        event = SubcallJudged(
-            call_id=verdict.call_id, task=message.task, ok=verdict.ok, reason=verdict.reason
-        )
+    for run_id, event in session.verdicts.events(message.verdicts):
         session.log.emit(run_id, event)
 
 

@@ -45,7 +45,7 @@ def test_the_signature_is_the_form_and_the_docstring_the_instruction(worker: Wor
     (prompt,) = request.prompts
     assert prompt == ("Say whether the mail is spam.\n\nmail:\nDear all,\nhello")
     assert (request.params.task, request.params.choices) == ("is_spam", ["yes", "no"])
-    assert model.judged[0].task == "is_spam"
+    assert model.verdicts == [("1-0", True)]
 
 
 def test_options_and_defaults(worker: WorkerDriver) -> None:

@@ -112,7 +112,7 @@ def test_one_of_the_choices(worker: WorkerDriver, reply: str) -> None:
     assert worker.run("sub_RLM('p', choices=['spam', 'ham'])", answer=model).result == "'spam'"
     assert model.asked[0].params.choices == ["spam", "ham"]
     assert model.asked[0].params.task == "choices(spam|ham)"
-    assert [judged.task for judged in model.judged] == ["choices(spam|ham)"]
+    assert model.verdicts == [("1-0", True)]
 
 
 def test_choices_of_other_types_are_mapped_back(worker: WorkerDriver) -> None:
@@ -161,7 +161,7 @@ def test_all_failing_items_are_asked_again_together_and_once(worker: WorkerDrive
         ("2-1", True),
         ("2-2", False),
     ]
-    assert {judged.task for judged in model.judged} == {"count"}
+    assert {asked.params.task for asked in model.asked} == {"count"}
     assert len(model.judged) == 2
     reasons = [v.reason for judged in model.judged for v in judged.verdicts if not v.ok]
     assert all("JSON" in reason for reason in reasons)
@@ -233,7 +233,7 @@ def test_a_check_of_a_text(worker: WorkerDriver) -> None:
     worker.run("def short(text): return len(text) < 5")
     model = Model(once("much too long", "ok"))
     assert worker.run("sub_RLM('p', check=short)", answer=model).result == "'ok'"
-    assert [judged.task for judged in model.judged] == ["short", "short"]
+    assert [asked.params.task for asked in model.asked] == ["short", "short"]
 
 
 def test_a_defect_of_a_check_is_raised_before_anything_is_asked_again(

@@ -217,13 +217,13 @@ class Calls:
         for place, found in zip(places, judged, strict=True):
             if not isinstance(found, Rejected):
                 outcomes.settle(place, found)
-        self._tell(form.task or "", [v for v in map(_verdict, results, judged) if v is not None])
+        self._tell([v for v in map(_verdict, results, judged) if v is not None])
         return [found for found in judged if isinstance(found, Rejected)]
 
-    def _tell(self, task: str, verdicts: list[Verdict]) -> None:
+    def _tell(self, verdicts: list[Verdict]) -> None:
         for start in range(0, len(verdicts), _VERDICTS):
             some = verdicts[start : start + _VERDICTS]
-            self._requests.link.send(JudgeSubcalls(task=task, verdicts=some))
+            self._requests.link.send(JudgeSubcalls(verdicts=some))
 
     def _ask_again(
         self, rejected: list[Rejected], prompts: list[str], order: Order, outcomes: Outcomes
