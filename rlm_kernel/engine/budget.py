@@ -22,7 +22,8 @@ from rlm_kernel.prices import NAME, Price
 __all__ = ["MOST", "Budget", "Cost", "Ledger", "Reservation", "Usage", "named_cost", "unpriced"]
 
 MOST = 10**12
-"""Turns, tokens, calls that a limit can name. Larger numbers do not fit into every message."""
+"""Turns, tokens, calls, dollars that a limit or a server can name. Larger numbers do not fit into
+every message, nor into the record."""
 
 
 _LEAST_AMOUNT = 1e-6
@@ -60,6 +61,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     def tokens(self) -> int:
         """Input and output tokens together."""
         return self.input_tokens + self.output_tokens
+
+    @property
+    def is_countable(self) -> bool:
+        """Whether its numbers are such as can be counts: a server may send any."""
+        return max(self.input_tokens, self.output_tokens, self.cached_tokens) <= MOST
 
     def priced(self, price: Price | None) -> Usage:
         """This, at *price* where the server did not name a cost itself."""
@@ -175,7 +181,7 @@ class Reservation:
 
 def named_cost(cost: object) -> float:
     """US dollars that a server names in its usage, as OpenRouter does; 0 where it names none."""
-    return cost if isinstance(cost, float | int) and 0 <= cost < float("inf") else 0.0
+    return float(cost) if isinstance(cost, float | int) and 0 <= cost <= MOST else 0.0
 
 
 def unpriced(model: str) -> str:

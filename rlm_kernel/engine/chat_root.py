@@ -359,13 +359,15 @@ class _ChatStream:
         if chunk.usage is None:
             return
         details = chunk.usage.prompt_tokens_details
-        self._counted = Usage(
+        counted = Usage(
             input_tokens=int(chunk.usage.prompt_tokens),
             output_tokens=int(chunk.usage.completion_tokens),
             cached_tokens=int(details.cached_tokens or 0) if details else 0,
             calls=1,
             cost=named_cost((chunk.usage.model_extra or {}).get("cost")),
         )
+        if counted.is_countable:
+            self._counted = counted
 
     async def _take_usage(self, stream: AsyncStream[ChatCompletionChunk]) -> None:
         """What comes after the end of the reply: its usage, and nothing that could fail it."""

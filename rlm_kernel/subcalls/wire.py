@@ -257,17 +257,18 @@ class StreamedCompletion:
 
 
 def usage_of(usage: _Usage | None) -> Usage | None:
-    """What the server counted; ``None`` where it counted nothing."""
+    """What the server counted; ``None`` where it counted nothing, or sent what is no count."""
     if usage is None or not (usage.prompt_tokens or usage.completion_tokens):
         return None
     details = usage.prompt_tokens_details
-    return Usage(
+    counted = Usage(
         input_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens or 0,
         cached_tokens=(details.cached_tokens or 0) if details else 0,
         calls=1,
         cost=named_cost(usage.cost),
     )
+    return counted if counted.is_countable else None
 
 
 def estimated_usage(prompt: str, text: str) -> Usage:

@@ -74,6 +74,24 @@ async def test_a_reply_streams_and_is_counted_by_the_server() -> None:
     assert usage.seconds > 0
 
 
+async def test_a_usage_that_no_count_can_be_is_not_believed() -> None:
+    """One that no database can hold would end the record."""
+    many = "1" + "0" * 30
+    end = (
+        '{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],'
+        f'"usage":{{"prompt_tokens":{many},"completion_tokens":1,"total_tokens":{many}}}}}'
+    )
+    async with ScriptedServer([Garbage(text="hello", body=end)]) as server:
+        root = root_of(server)
+        stream = root.propose(ASKED)
+        assert "".join([piece async for piece in stream]) == "hello"
+        await stream.aclose()
+        await root.close()
+
+    assert stream.usage.estimated
+    assert stream.usage.tokens < 1000
+
+
 async def test_the_request_holds_what_was_asked_for_and_nothing_else() -> None:
     async with ScriptedServer(["ok"] * 2) as server:
         plain = root_of(server)

@@ -62,6 +62,20 @@ async def test_a_reply_has_the_text_the_usage_of_the_server_and_the_finish(strea
     assert reply.usage == Usage(input_tokens=20, output_tokens=10, calls=1)
 
 
+@pytest.mark.parametrize("usage", ['"prompt_tokens":1%s', '"cost":1%s,"prompt_tokens":5'])
+async def test_numbers_of_a_usage_that_cannot_be_are_not_believed(usage: str) -> None:
+    """One that no database can hold would end the record."""
+    message = '{"choices":[{"message":{"content":"hi"}}],"usage":{%s}}'
+    async with ScriptedServer([Garbage(message % usage % ("0" * 400))]) as server:
+        endpoint = endpoint_for(server)
+        reply = await endpoint.complete("a prompt", PLAIN)
+        await endpoint.close()
+
+    assert reply.text == "hi"
+    assert 0 < reply.usage.tokens < 10
+    assert reply.usage.cost == 0.0
+
+
 @streamed
 async def test_usage_that_a_server_does_not_give_is_estimated_and_says_so(stream: bool) -> None:
     """A missing count is not 0 tokens."""
