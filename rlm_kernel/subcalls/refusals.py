@@ -221,7 +221,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return float(text)
     try:
         at = email.utils.parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     at = at if at.tzinfo else at.replace(tzinfo=datetime.UTC)
     return max(0.0, (at - datetime.datetime.now(datetime.UTC)).total_seconds())

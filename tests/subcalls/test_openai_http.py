@@ -251,7 +251,10 @@ async def test_an_empty_completion_still_cost_something() -> None:
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("7", 7.0), ("1.5", 1.5), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0), ("soon", None), ("", None)],
+    [
+        *(("7", 7.0), ("1.5", 1.5), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0), ("soon", None)),
+        *(("", None), (f"1 Jan {'9' * 20} 00:00:00 GMT", None)),
+    ],
 )
 async def test_the_wait_that_a_server_asks_for_is_read(header: str, seconds: float | None) -> None:
     """Retry-After is a number of seconds or a date; a date that is past is no wait."""
