@@ -44,6 +44,10 @@ them: nobody can go on before the last one, and each delivery costs a commit and
 GROUP = 1000
 """Outcomes that are handed out without waiting for more."""
 
+MOST_SHARED = 4 << 20
+"""Characters of all that the calls of a batch share: for each of them it is counted, hashed and
+written into a request. More than any model reads."""
+
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one prompt: a text or an error."""
@@ -308,3 +312,15 @@ def check_params(params: SubcallParams) -> None:
         raise UsageError(
             f"max_tokens={params.max_tokens} leaves no room for a reply: give 1 or more"
         )
+    shared = _shared_chars(params)
+    if shared > MOST_SHARED:
+        raise UsageError(
+            f"the options of a sub-call have {shared:,} characters, more than the {MOST_SHARED:,} "
+            "that are taken: put what is to be read into the prompts, in pieces"
+        )
+
+
+def _shared_chars(params: SubcallParams) -> int:
+    single = (params.model, params.system, params.query, params.task, params.schema)
+    several = (*(params.stop or ()), *(params.choices or ()))
+    return sum(len(text) for text in (*single, *several) if text is not None)

@@ -235,6 +235,9 @@ class Caller:
                         call.prompt, params, tools=toolbox.specs, exchanges=exchanges
                     )
             except EndpointError as error:
+                # It may not have come as far as to wait for anything, and thousands like it may be
+                # next: without a turn for others the kernel would answer nobody meanwhile.
+                await asyncio.sleep(0)
                 call.attempts += error.attempts - 1
                 call.trouble += tuple(error.trouble)
                 if error.usage is not None:

@@ -11,6 +11,7 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Budget
 from rlm_kernel.errors import UsageError
 from rlm_kernel.prices import Price
+from rlm_kernel.subcalls.batch import MOST_SHARED
 from tests.servers.scripted import MODEL, Hang, Say, ScriptedServer
 from tests.subcalls.conftest import Bench, Gate, endpoint_for, settled
 
@@ -157,6 +158,35 @@ async def test_cancelling_a_batch_that_is_being_refused_ends_all_its_calls(
 
     assert len(await asyncio.wait_for(batch.wait(), 20)) == 20_000
     bench.check_pairs()
+
+
+async def test_others_have_their_turn_between_calls_that_fail_unsent(
+    bench_of: Any, server: ScriptedServer
+) -> None:
+    """Such calls wait for nothing by themselves: the kernel would answer nobody meanwhile."""
+    bench: Bench = bench_of(server, concurrency=1)
+    batch = bench.submit(["x"] * 300, params=SubcallParams(schema="no JSON"))
+    turns = 0
+    while not batch.complete:
+        turns += 1
+        await asyncio.sleep(0)
+
+    assert len({str(outcome.error) for outcome in await batch.wait()}) == 1
+    assert not server.requests
+    assert turns >= 300
+
+
+@pytest.mark.parametrize("field", ["system", "schema", "task", "choices", "stop"])
+async def test_what_calls_share_has_a_bound(
+    bench_of: Any, server: ScriptedServer, field: str
+) -> None:
+    """It is worked through again for each call, and comes from the worker."""
+    huge: Any = "x" * (MOST_SHARED // 4 + 1)
+    value = [huge] * 4 if field in ("choices", "stop") else huge * 4
+    bench: Bench = bench_of(server)
+    with pytest.raises(UsageError, match="4,194,308 characters, more than"):
+        bench.submit(["x"], params=SubcallParams(**{field: value}))
+    assert not bench.events
 
 
 async def test_a_limit_of_tokens_bounds_what_a_server_may_generate(
