@@ -223,14 +223,15 @@ class Connection:
         return await asyncio.shield(self._opening)
 
     async def _make_session(self) -> aiohttp.ClientSession:
-        # In a thread: the first import takes half a second, and the kernel has more to do.
+        # In threads: the first import takes half a second, the certificates of all authorities a
+        # twentieth for each server, and the kernel has more to do.
         await asyncio.to_thread(importlib.import_module, "aiohttp")
+        secure = self.url.lower().startswith("https:")
+        trusted = await asyncio.to_thread(ssl.create_default_context) if secure else True
         import aiohttp
 
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=KEEPALIVE_S, ssl=ssl.create_default_context()
-            ),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=trusted),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             headers=self._headers,
             skip_auto_headers=("Accept", "User-Agent"),
