@@ -68,6 +68,7 @@ class Cell:
             self.collector.add(error)
         expressions = self._plain("what its user expressions gave", done.user_expressions, {})
         payload = self._plain("the payload of this cell", done.payload, [])
+        seconds = _within(done.seconds, time.monotonic() - self._started)
         result = CellResult(
             ok=done.ok,
             execution_count=done.execution_count,
@@ -77,8 +78,8 @@ class Cell:
             variables=done.variables,
             restored=done.restored,
             answer=_received(done.answer),
-            seconds=done.seconds,
-            waited_s=done.waited_s,
+            seconds=seconds,
+            waited_s=_within(done.waited_s, seconds),
         )
         self._end(result, expressions, payload)
 
@@ -145,6 +146,11 @@ class Inventory:
         """The variables as last reported."""
         same = (msgspec.structs.replace(v, change="same") for v in self._variables.values())
         return sorted(same, key=lambda variable: variable.name)
+
+
+def _within(seconds: float, most: float) -> float:
+    """*seconds*, where they can be: the worker says so, and they are counted and written out."""
+    return seconds if 0 <= seconds <= most else most  # a NaN is not between any two numbers
 
 
 def _received(answer: AnswerSet | None) -> AnswerSet | None:

@@ -147,6 +147,18 @@ async def test_data_that_is_no_json_is_made_so(standin: Repl) -> None:
     assert result.outputs == [Display({"a": {"3": "eA=="}, "b": [1.5, None, True]})]
 
 
+@pytest.mark.parametrize("said", ["nan", "inf", "-inf", "-5.0", "1e300"])
+async def test_times_of_a_cell_are_those_that_can_be(standin: Repl, said: str) -> None:
+    """They are summed up and written out as times, which no NaN and no infinity can be."""
+    code = (
+        f"said = float('{said}')\n"
+        "send(Done(id=request.id, ok=True, execution_count=1, seconds=said, waited_s=said))"
+    )
+    result = (await standin.execute(code)).result
+
+    assert 0 <= result.waited_s <= result.seconds < 1e300
+
+
 async def test_worker_that_never_reads_is_given_up_before_memory_is(standin: Repl) -> None:
     cell = asyncio.ensure_future(
         standin.execute("os.write(1, b'up'); import time; time.sleep(600)")
