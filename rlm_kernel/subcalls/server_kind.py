@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import msgspec
@@ -10,6 +9,7 @@ from msgspec import Meta
 
 from rlm_kernel.subcalls.connection import Connection, UnreachableError
 from rlm_kernel.subcalls.endpoint import EndpointError
+from rlm_kernel.subcalls.prometheus import samples
 from rlm_kernel.subcalls.structured import ServerKind
 
 __all__ = ["Capacity", "ServerFacts", "capacity_of", "probe"]
@@ -143,22 +143,17 @@ async def _text(connection: Connection, path: str) -> str:
     return answer.body.decode(errors="replace") if answer.status == 200 else ""
 
 
-# Prometheus' text format: only what is asked for is matched, of the thousands of lines that there
-# may be.
-_VLLM = re.compile(
-    r"^vllm:(num_requests_running|num_requests_waiting|cache_config_info)(?:\{(.*)\})?[ \t]+(\S+)",
-    re.MULTILINE,
-)
-_LLAMA = re.compile(r"^llamacpp:(requests_processing|requests_deferred)[ \t]+(\S+)", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"\\]*)"')
+_VLLM = ("num_requests_running", "num_requests_waiting", "cache_config_info")
+_LLAMA = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
 
 
 def _vllm_capacity(text: str) -> Capacity | None:
     """Over all engines of the server."""
     sums: dict[str, float] = {}
-    for name, labels, value in _VLLM.findall(text):
+    for sample in samples(text, *(f"vllm:{name}" for name in _VLLM)):
+        name = sample.name.removeprefix("vllm:")
         is_cache = name == "cache_config_info"
-        found = _cache_of(dict(_LABEL.findall(labels))) if is_cache else {name: _number(value)}
+        found = _cache_of(sample.labels) if is_cache else {name: _number(sample.value)}
         for key, amount in found.items():
             if amount is not None:
                 sums[key] = sums.get(key, 0) + amount
@@ -190,17 +185,17 @@ def _llama_capacity(props: str, metrics: str) -> Capacity | None:
         slots = msgspec.json.decode(props, type=_Props).total_slots if props else None
     except msgspec.DecodeError:
         slots = None
-    values = {name: _number(value) for name, value in _LLAMA.findall(metrics)}
-    running, waiting = values.get("requests_processing"), values.get("requests_deferred")
+    values = {sample.name: _number(sample.value) for sample in samples(metrics, *_LLAMA)}
+    running, waiting = (values.get(name) for name in _LLAMA)
     if slots is None and running is None:
         return None
     return Capacity(slots=slots, running=_whole(running), waiting=_whole(waiting))
 
 
-def _number(text: str | None) -> float | None:
+def _number(given: str | float | None) -> float | None:
     """A number from 0 to what a count can be; ``None`` for others, such as ``NaN``."""
     try:
-        value = float(text or "")
+        value = float("nan" if given is None else given)
     except ValueError:
         return None
     return value if 0 <= value < 1e15 else None

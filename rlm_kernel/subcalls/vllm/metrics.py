@@ -1,27 +1,31 @@
 """What a vLLM server tells of itself on ``/health``, ``/v1/models`` and ``/metrics``.
 
-The six metrics that are shown are read by a parser of a dozen lines. The library for the format
-(prometheus_client) brings the exporting half too, and with it a registry and collectors of this
-process's own figures.
+For commands, which have no event loop; what the kernel asks of servers goes through
+`rlm_kernel.subcalls.connection`.
 """
 
 from __future__ import annotations
 
 import http.client
-import re
 from urllib.parse import urlsplit
 
 import msgspec
+
+from rlm_kernel.subcalls.prometheus import samples
 
 __all__ = ["Figures", "fetch", "figures_of", "is_ready", "served_models"]
 
 PATIENCE_S = 3.0
 _MAX_BODY = 8 << 20
 
-# The format: github.com/prometheus/docs, "Text-based format".
-_LABEL_VALUE = r'"(?:[^"\\]|\\.)*"'
-_SAMPLE = re.compile(
-    rf"(vllm:\w+)(?:\{{(?:[^\"}}]|{_LABEL_VALUE})*\}})?[ \t]+(\S+)(?:[ \t]+-?\d+)?[ \t]*",
+_USAGES = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+"""The second is the name that vLLM had for it before."""
+
+_COUNTS = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:prefix_cache_hits_total",
+    "vllm:prefix_cache_queries_total",
 )
 
 
@@ -98,22 +102,18 @@ def served_models(url: str) -> list[str]:
 def figures_of(text: str) -> Figures:
     """The figures in *text*, which has Prometheus' format. Lines of other shapes are skipped."""
     found: dict[str, list[float]] = {}
-    for line in text.splitlines():
-        if match := _SAMPLE.fullmatch(line):
-            try:
-                found.setdefault(match[1], []).append(float(match[2]))
-            except ValueError:
-                continue
-    usage = found.get("vllm:kv_cache_usage_perc") or found.get("vllm:gpu_cache_usage_perc")
+    for sample in samples(text, *_USAGES, *_COUNTS):
+        found.setdefault(sample.name, []).append(sample.value)
+    usage = found.get(_USAGES[0]) or found.get(_USAGES[1])
+    running, waiting, hits, queries = (_total(found.get(name)) for name in _COUNTS)
     return Figures(
-        running=_total(found.get("vllm:num_requests_running")),
-        waiting=_total(found.get("vllm:num_requests_waiting")),
+        running=running,
+        waiting=waiting,
         cache_used=sum(usage) / len(usage) if usage else None,
-        hit_tokens=_total(found.get("vllm:prefix_cache_hits_total")),
-        query_tokens=_total(found.get("vllm:prefix_cache_queries_total")),
+        hit_tokens=hits,
+        query_tokens=queries,
     )
 
 
 def _total(values: list[float] | None) -> int | None:
-    finite = [value for value in values or [] if abs(value) < float("inf")]  # NaN is not either
-    return round(sum(finite)) if finite else None
+    return round(sum(values)) if values else None
