@@ -37,7 +37,7 @@ from rlm_kernel.session.human import HumanExecutor
 from rlm_kernel.session.models import Models
 from rlm_kernel.session.request import Request
 from rlm_kernel.session.session import DirectExecutor, FrontEnd, Session
-from rlm_kernel.session.settings import Settings, with_options
+from rlm_kernel.session.settings import Settings, kept, with_options
 from rlm_kernel.subcalls.scheduler import Scheduler
 
 __all__ = ["NotebookSession", "notebook_path"]
@@ -280,7 +280,7 @@ class NotebookSession(Session):
         query = request.query.strip()
         if not query:
             raise UsageError("%%rlm needs a query: write it below the %%rlm line")
-        settings = with_options(self.settings, request.options)
+        settings = with_options(kept(self.settings), request.options)
         self.models.check_root(settings.root)
         if settings.sub:
             self.models.sub_spec(settings)

@@ -13,7 +13,7 @@ from rlm_kernel.tool_function import tool_names
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-__all__ = ["Settings", "with_options"]
+__all__ = ["Settings", "kept", "with_options"]
 
 PolicyName = Literal["run", "ask"]
 
@@ -42,6 +42,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     cache: bool = True
     """Whether sub-calls may be given replies that were recorded before the run began."""
+
+
+def kept(settings: Settings) -> Settings:
+    """What the next run of a notebook takes over where its ``%%rlm`` does not say otherwise.
+
+    Models, dialect, policy and limits; not what one run was given or allowed, which no option of
+    the next could take back.
+    """
+    default = Settings()
+    return msgspec.structs.replace(
+        settings,
+        tools=default.tools,
+        allow_whole_prompt=default.allow_whole_prompt,
+        cache=default.cache,
+    )
 
 
 def with_options(settings: Settings, options: Mapping[str, str | bool | None]) -> Settings:

@@ -147,3 +147,13 @@ def test_the_budget_is_told_as_a_table(loaded: Kernel) -> None:
     assert int(rows["tokens"][2]) == 50_000 - int(rows["tokens"][0])
     assert "sub-calls" in loaded.run("print(Final)").text()
     assert "no limit" in loaded.run("%rlm budget").text()
+
+
+def test_what_one_run_was_given_and_allowed_is_not_the_next_ones(loaded: Kernel) -> None:
+    """Its models are: no option could take the tools and the permission back."""
+    second = "Final = 'fetch' in globals(), str(sub_RLM([P], depth='rlm')[0])"
+    with models("Final = 1", second) as options:
+        assert loaded.run(f"%%rlm --tools fetch --allow-whole-prompt {options}\nq").status == "ok"
+        assert loaded.run("%%rlm\nq").status == "ok"
+    assert loaded.run("Final[0]").result == "True"
+    assert "would get the whole of P" in loaded.run("Final[1]").result

@@ -8,7 +8,7 @@ import pytest
 
 from rlm_kernel import Budget
 from rlm_kernel.errors import UsageError
-from rlm_kernel.session.settings import Settings, with_options
+from rlm_kernel.session.settings import Settings, kept, with_options
 
 COUNTS = ("max_turns", "max_tokens", "max_subcalls", "max_concurrency")
 AMOUNTS = ("max_seconds", "max_cost")
@@ -89,3 +89,10 @@ def test_options_change_what_they_name() -> None:
 def test_tools_are_named_with_commas_between_them() -> None:
     changed = with_options(Settings(), {"tools": " look, mine.py,,", "allow_whole_prompt": True})
     assert changed == Settings(tools=("look", "mine.py"), allow_whole_prompt=True)
+
+
+def test_the_next_run_of_a_notebook_takes_over_what_its_options_can_change_back() -> None:
+    lasting = {"root": "human", "sub": "embedded", "policy": "ask", "max_turns": "5"}
+    once = {"tools": "look", "allow_whole_prompt": True, "no_cache": True}
+    settings = with_options(Settings(), {**lasting, **once})
+    assert kept(settings) == with_options(Settings(), lasting)
