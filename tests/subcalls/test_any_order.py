@@ -71,15 +71,14 @@ class Remembering:
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
-        self.prompts: dict[str, str] = {}
 
     def mark(self) -> int:
         return self.dice.choice([0, 1])
 
-    def reply(self, key: str, place: int, until_seq: int) -> SubcallEnded | None:
-        if place or self.dice.random() < 0.7:
+    def reply(self, key: str, after: int, until_seq: int) -> tuple[int, SubcallEnded] | None:
+        if self.dice.random() < 0.7:
             return None
-        return SubcallEnded(call_id="earlier", ok=True, response=f"recorded {key}")
+        return 1, SubcallEnded(call_id="earlier", ok=True, response=f"recorded {key}")
 
 
 class Forest:
