@@ -2,31 +2,36 @@
 
 ``python -m benchmarks.bench_vllm``, with RLM_VLLM_PYTHON or after ``make test-vllm``. The peer is
 ``vllm bench serve`` with the same prompts, in turn; before each turn the server's prefix cache is
-emptied, so that both find the same.
+emptied, so that both find the same. The peer of an interrupt is a client that just closes as many
+connections: an engine looks up from its work only between two steps, however it is told.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.figures import report
 from tests.kernel.client import Kernel
 from tests.vllm.install import installed_python
 from tests.vllm.model import converted_model
+from tests.vllm.prompts import INSTRUCTION
 from tests.vllm.servers import MODEL, Machine, Server, until
-from tests.vllm.test_batches import INSTRUCTION
 
-CALLS = 128
+CALLS = 256
 OUTPUT_TOKENS = 16
-ROUNDS = 3
+ROUNDS = 2
 INTERRUPTS = 5
 PATIENCE_S = 600.0
 HERE = Path(__file__).parent
+STORIES = [f"Tell a story about {n} ships." for n in range(200)]
 
 
 def prompts_of(turn: int) -> list[str]:
@@ -52,7 +57,8 @@ def ours(kernel: Kernel, prompts: list[str]) -> float:
 
 def theirs(machine: Machine, server: Server, prompts: list[str]) -> float:
     """Calls per second of ``vllm bench serve``."""
-    command = [str(machine.python), str(HERE / "peer_vllm.py"), server.url, MODEL]
+    # -P: this folder has modules of names that others use too.
+    command = [str(machine.python), "-P", str(HERE / "peer_vllm.py"), server.url, MODEL]
     done = subprocess.run(
         [*command, str(machine.model), str(OUTPUT_TOKENS)],
         input=json.dumps(prompts),
@@ -94,7 +100,7 @@ def bench_throughput(machine: Machine, server: Server, kernel: Kernel) -> None:
         reach=0.95,
         better="higher",
         calls=CALLS,
-        rounds=ROUNDS,
+        samples=[[round(value, 2) for value in values] for values in (mine, peer)],
     )
     report(
         f"prefix cache, {CALLS} items, instruction of 300 tokens",
@@ -105,25 +111,72 @@ def bench_throughput(machine: Machine, server: Server, kernel: Kernel) -> None:
     )
 
 
-def bench_interrupt(server: Server, kernel: Kernel) -> None:
-    """From the interrupt of a cell to a server without a request."""
-    seconds = []
-    for _ in range(INTERRUPTS):
-        request = kernel.send(
-            "sub_RLM([f'Tell a story about {n} ships.' for n in range(200)], max_tokens=200)"
-        )
-        until(lambda: server.metric("num_requests_running") > 8, "the server is not busy")
+def is_generating(server: Server) -> Callable[[], bool]:
+    """A condition: from now on the server has written some tokens and is busy."""
+    before = server.metric("generation_tokens_total")
+
+    def met() -> bool:
+        metrics = server.metrics()
+        written = metrics["generation_tokens_total"] - before
+        return written > 2 * metrics["num_requests_running"] > 0
+
+    return met
+
+
+def interrupted(server: Server, kernel: Kernel) -> tuple[float, int]:
+    """Seconds from the interrupt of a cell to a server without a request, and how many it had."""
+    condition = is_generating(server)
+    request = kernel.send(f"sub_RLM({STORIES!r}, max_tokens=200)")
+    until(condition, "the server writes nothing")
+    metrics = server.metrics()
+    under_way = int(metrics["num_requests_running"] + metrics["num_requests_waiting"])
+    begin = time.perf_counter()
+    kernel.interrupt()
+    until(lambda: server.is_idle, "the server works on")
+    seconds = time.perf_counter() - begin
+    kernel.collect(request, PATIENCE_S)
+    return seconds, under_way
+
+
+async def disconnected(server: Server, calls: int) -> float:
+    """The same where a client closes its connections."""
+    import aiohttp
+
+    async def ask(session: aiohttp.ClientSession, prompt: str) -> None:
+        messages = [{"role": "user", "content": prompt}]
+        body = {"model": MODEL, "messages": messages, "max_tokens": 200}
+        async with session.post(f"{server.url}/chat/completions", json=body) as response:
+            await response.read()
+
+    condition = is_generating(server)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        tasks = [asyncio.create_task(ask(session, prompt)) for prompt in STORIES[:calls]]
+        await asyncio.to_thread(until, condition, "the server writes nothing")
         begin = time.perf_counter()
-        kernel.interrupt()
-        until(lambda: server.is_idle, "the server works on")
-        seconds.append(time.perf_counter() - begin)
-        kernel.collect(request, PATIENCE_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(until, lambda: server.is_idle, "the server works on")
+        return time.perf_counter() - begin
+
+
+def bench_interrupt(server: Server, kernel: Kernel) -> None:
+    """In turn."""
+    mine, peer, counts = [], [], []
+    for _ in range(INTERRUPTS):
+        seconds, under_way = interrupted(server, kernel)
+        mine.append(seconds)
+        counts.append(under_way)
+        peer.append(asyncio.run(disconnected(server, under_way)))
     report(
         "interrupt of a cell to an idle server, vLLM",
         "s",
-        seconds,
+        mine,
         reach=1.0,
-        slowest=round(max(seconds), 3),
+        slowest=round(max(mine), 3),
+        calls_under_way=counts,
+        connections_closed=round(statistics.median(peer), 3),
     )
 
 

@@ -1,7 +1,7 @@
 """``python -m tests.vllm``: installs vLLM where it is not there, and runs the tests against it.
 
-Where it cannot be installed they are skipped aloud: this says why, pytest counts them as skipped
-with that reason, and the exit code is 0. Arguments go to pytest.
+Where it cannot be installed they are skipped aloud: this says why, pytest counts them as skipped,
+and the exit code is 0. Arguments go to pytest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 
 from rlm_kernel.subcalls.vllm.interpreter import PYTHON_VARIABLE
-from tests.vllm.install import WHY_NOT, NotInstalled, vllm_python
+from tests.vllm.install import NotInstalled, vllm_python
 
 
 def main() -> None:
@@ -18,7 +18,6 @@ def main() -> None:
         os.environ[PYTHON_VARIABLE] = str(vllm_python())
     except NotInstalled as error:
         print(f"SKIPPED: no tests against vLLM, since it is not here: {error}", flush=True)
-        os.environ[WHY_NOT] = str(error)
     command = [sys.executable, "-m", "pytest", "tests/vllm", *sys.argv[1:]]
     os.execv(sys.executable, command)
 

@@ -14,7 +14,6 @@ import pytest
 
 from rlm_kernel.subcalls.vllm.interpreter import PYTHON_VARIABLE
 from tests.kernel.client import Cell, Kernel
-from tests.vllm.install import WHY_NOT
 from tests.vllm.model import converted_model
 from tests.vllm.servers import Machine, Server
 
@@ -36,7 +35,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A machine without servers; those that tests start are stopped at the end."""
     python = os.environ.get(PYTHON_VARIABLE, "")
     if not python:
-        pytest.skip(f"no vLLM: {os.environ.get(WHY_NOT) or 'run make test-vllm'}")
+        pytest.skip("there is no vLLM here: make test-vllm installs it, where that can be done")
     assert shutil.which(python), f"{PYTHON_VARIABLE} names no program"
     model = converted_model(Path(python))
     machine = Machine(tmp_path_factory.mktemp("servers"), Path(python), model)

@@ -15,10 +15,7 @@ from pathlib import Path
 
 from rlm_kernel.subcalls.vllm.interpreter import PYTHON_VARIABLE
 
-__all__ = ["WHY_NOT", "NotInstalled", "installed_python", "vllm_python"]
-
-WHY_NOT = "RLM_VLLM_MISSING"
-"""Environment variable that tells the tests why they are skipped."""
+__all__ = ["NotInstalled", "installed_python", "vllm_python"]
 
 STAMP = "installed"
 FOLDER = Path(__file__).resolve().parents[2] / ".venv-vllm"
@@ -84,11 +81,12 @@ def _install() -> None:
 
 def _pip(command: str, *args: str) -> None:
     python = str(FOLDER / "bin" / "python")
-    _run(python, "-m", "pip", command, "--quiet", "--disable-pip-version-check", *args)
+    _run(python, "-m", "pip", "--quiet", "--disable-pip-version-check", command, *args)
 
 
 def _run(*command: str) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise NotInstalled(f"{' '.join(command[1:])} failed: {(lines or ['no message'])[-1]}")
+        words = " ".join(word for word in command[2:] if not word.startswith("--"))
+        raise NotInstalled(f"{words} failed ({(lines or ['no message'])[-1]})")
