@@ -6,7 +6,14 @@ import os
 import platform
 import sys
 
-from benchmarks import bench_batch, bench_faults, bench_kernel, bench_prompt, bench_subcalls
+from benchmarks import (
+    bench_batch,
+    bench_faults,
+    bench_kernel,
+    bench_prompt,
+    bench_subcalls,
+    bench_vllm,
+)
 
 
 def main() -> None:
@@ -20,6 +27,7 @@ def main() -> None:
     bench_subcalls.main()
     bench_batch.main()
     bench_faults.main()
+    bench_vllm.main()
 
 
 if __name__ == "__main__":
