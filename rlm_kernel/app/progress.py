@@ -23,6 +23,7 @@ from rlm_kernel.driver.protocol import (
     Snapshot,
     State,
 )
+from rlm_kernel.driver.task_counts import TaskCounts, count_verdict
 from rlm_kernel.engine.budget import Usage
 
 __all__ = ["Progress", "Subcalls", "Turn", "code_preview", "prose_preview"]
@@ -61,6 +62,9 @@ class Turn:
     subcalls: Subcalls = field(default_factory=Subcalls)
     notes: dict[str, int] = field(default_factory=dict)
     """Why sub-calls, also of child runs, were others than were asked for, and how many."""
+
+    tasks: dict[str, TaskCounts] = field(default_factory=dict)
+    """Replies to typed sub-tasks, those of child runs included."""
 
     def seconds(self, now: float) -> float:
         """Seconds that the turn has taken so far."""
@@ -169,6 +173,9 @@ class Progress:
         if before is None and node.note and self.turns:
             notes = self.turns[max(self.turns)].notes
             notes[node.note] = notes.get(node.note, 0) + 1
+        if node.verdict and self.turns and (before is None or not before.verdict):
+            tasks = self.turns[max(self.turns)].tasks
+            count_verdict(tasks, node.task, ok=node.verdict == "ok")
         if node.parent != self._run_id or node.turn < 1:
             return
         counts = self._turn(node.turn).subcalls

@@ -20,6 +20,7 @@ from rlm_kernel.app.progress import Progress, Subcalls, Turn, code_preview, pros
 from rlm_kernel.app.streams import escape_controls
 from rlm_kernel.driver.progress_bar import Tally, tally_words
 from rlm_kernel.driver.protocol import Operation
+from rlm_kernel.driver.task_counts import task_lines
 
 __all__ = ["LiveView", "PlainView", "RunView", "View", "open_view", "wants_plain"]
 
@@ -241,6 +242,7 @@ def _turn_lines(
         lines.append(_subcalls_line(rail, turn.subcalls, width))
     for note, number in turn.notes.items():
         lines.append(_cut(f"{rail}  {_count_words(number, 'sub-call')}: {note}", "yellow"))
+    lines.extend(_cut(f"{rail}  {line}", "dim") for line in task_lines(turn.tasks))
     return lines
 
 

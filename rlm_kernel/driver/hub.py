@@ -50,6 +50,7 @@ from rlm_kernel.engine.events import (
     RunStarted,
     Stored,
     SubcallEnded,
+    SubcallJudged,
     SubcallStarted,
     TurnExecuting,
     TurnStarted,
@@ -69,6 +70,9 @@ class _Client:
     can_drive: bool = False
     silent: bool = False
     """It did not answer when it should have driven; the next thing that it says ends that."""
+
+
+_OF_CALLS = SubcallStarted | SubcallEnded | SubcallJudged
 
 
 class Hub:
@@ -166,7 +170,7 @@ class Hub:
         if run is None:
             return
         node = run.trajectory.apply(stored)
-        if isinstance(stored.event, SubcallStarted | SubcallEnded) or stored.run_id != run.run_id:
+        if isinstance(stored.event, _OF_CALLS) or stored.run_id != run.run_id:
             self._touch(run, node)
         else:
             self._own_event(run, stored)

@@ -166,6 +166,18 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     """Why it is another call than was asked for, such as a plain one at the depth limit."""
 
+    task: str = ""
+    """Name of its typed sub-task, at most 80 characters of it."""
+
+    verdict: Literal["", "ok", "unfit"] = ""
+    """Whether its reply was a value of the task, once that is known."""
+
+    cached: bool = False
+    """Whether it was given a recorded reply."""
+
+    attempts: int = 1
+    """Requests that were sent for it."""
+
 
 class Nodes(_Operation, frozen=True, kw_only=True, tag="nodes"):
     """Nodes that are new or changed."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from html import escape
 
+from rlm_kernel.driver.task_counts import task_lines
 from rlm_kernel.driver.trajectory import Counts, Trajectory, Turn
 from rlm_kernel.engine.budget import Usage
 from rlm_kernel.engine.fences import fence_for
@@ -197,7 +198,8 @@ def _remarks(turn: Turn) -> list[str]:
         f"{number:,} sub-call{'' if number == 1 else 's'}: {note}"
         for note, number in turn.notes.items()
     ]
-    return [*turn.remarks, *notes]
+    unfit = {task: counts for task, counts in turn.tasks.items() if counts.unfit}
+    return [*turn.remarks, *notes, *task_lines(unfit)]
 
 
 def _facts(state: str, seconds: float, usage: Usage, counts: Counts) -> list[str]:
@@ -213,8 +215,13 @@ def _counts(counts: Counts) -> str:
     parts = [f"{counts.done:,} done"]
     if counts.running:
         parts.append(f"{counts.running:,} running")
-    if counts.failed:
-        parts.append(f"{counts.failed:,} failed")
+    for number, word in (
+        (counts.failed, "failed"),
+        (counts.cached, "cached"),
+        (counts.retried, "retried"),
+    ):
+        if number:
+            parts.append(f"{number:,} {word}")
     return ", ".join(parts)
 
 

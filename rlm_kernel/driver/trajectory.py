@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from rlm_kernel.cells import CellResult
 from rlm_kernel.driver.protocol import Node, State
+from rlm_kernel.driver.task_counts import TaskCounts, count_verdict
 from rlm_kernel.engine.budget import Usage
 from rlm_kernel.engine.events import (
     Action,
@@ -27,6 +28,7 @@ from rlm_kernel.engine.events import (
     RunState,
     Stored,
     SubcallEnded,
+    SubcallJudged,
     SubcallStarted,
     TurnDecided,
     TurnExecuted,
@@ -39,6 +41,9 @@ from rlm_kernel.engine.events import (
 
 __all__ = ["Counts", "Trajectory", "Turn"]
 
+_TASK_CHARS = 80
+"""Of a name of a sub-task, which a cell gives."""
+
 _ENDS: tuple[RunState, ...] = ("answered", "stopped", "failed")
 
 
@@ -49,6 +54,11 @@ class Counts:
     running: int = 0
     done: int = 0
     failed: int = 0
+    cached: int = 0
+    """Of those done, those that were given a recorded reply."""
+
+    retried: int = 0
+    """Of those that ended, those that took more than one request."""
 
     @property
     def total(self) -> int:
@@ -59,13 +69,15 @@ class Counts:
         """One more is under way."""
         self.running += 1
 
-    def end(self, *, ok: bool) -> None:
+    def end(self, event: SubcallEnded) -> None:
         """One that was under way ended."""
         self.running -= 1
-        if ok:
+        if event.ok:
             self.done += 1
         else:
             self.failed += 1
+        self.cached += event.cached
+        self.retried += event.attempts > 1
 
 
 @dataclass(slots=True)
@@ -98,6 +110,9 @@ class Turn:
 
     notes: dict[str, int] = field(default_factory=dict)
     """Why sub-calls were others than were asked for, and how many."""
+
+    tasks: dict[str, TaskCounts] = field(default_factory=dict)
+    """Replies to typed sub-tasks, those of child runs included."""
 
     usage: Usage = field(default_factory=Usage)
     """Of the root and of the sub-calls that the cell made, children included."""
@@ -165,6 +180,8 @@ class Trajectory:
             return self._call_started(stored.run_id, stored.at, event)
         if isinstance(event, SubcallEnded):
             return self._call_ended(stored.at, event)
+        if isinstance(event, SubcallJudged):
+            return self._call_judged(event)
         if stored.run_id == self.run_id:
             self._own(event, stored.at)
             return None
@@ -212,7 +229,7 @@ class Trajectory:
         turn = Turn(number=event.turn, started=at, attempt=event.attempt)
         if known is not None:  # asked again: what the turn has cost so far stays
             turn.started, turn.usage, turn.counts = known.started, known.usage, known.counts
-            turn.notes = known.notes
+            turn.notes, turn.tasks = known.notes, known.tasks
         self.turns[event.turn] = turn
         self.turn = event.turn
         self._go("proposing")
@@ -308,6 +325,7 @@ class Trajectory:
                 start=at,
                 batch=event.batch_id,
                 note=event.note,
+                task=(event.params.task or "")[:_TASK_CHARS],
             )
         )
 
@@ -317,7 +335,7 @@ class Trajectory:
             return None
         number = self._turn_of_call.pop(event.call_id, 0)
         for counts in self._counts(number):
-            counts.end(ok=event.ok)
+            counts.end(event)
         # A child run's own events have already told what it used.
         if not node.run_id:
             self._spend(self.turns.get(number), event.usage)
@@ -327,9 +345,20 @@ class Trajectory:
                 state="done" if event.ok else "failed",
                 end=at,
                 tokens=event.usage.tokens,
+                cached=event.cached,
+                attempts=event.attempts,
                 run_id=node.run_id or event.child_run_id,
             )
         )
+
+    def _call_judged(self, event: SubcallJudged) -> Node | None:
+        node = self.nodes.get(event.call_id)
+        if node is None:
+            return None
+        turn = self.turns.get(self._top_turn(node.parent, node.turn))
+        if turn is not None:
+            count_verdict(turn.tasks, node.task, ok=event.ok)
+        return self._keep(replace(node, verdict="ok" if event.ok else "unfit"))
 
     def _below(self, stored: Stored) -> Node | None:
         event = stored.event

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
@@ -131,6 +132,17 @@ def test_calls_that_are_others_than_were_asked_for_say_why() -> None:
     )
     view.operation(Nodes(nodes=[plain, plain]))
     assert "1 sub-call: a plain call: because" in "\n".join(drawn(view, console))
+
+
+def test_a_sub_task_tells_how_many_replies_were_unfit() -> None:
+    """Each reply counts once, however often its node comes."""
+    view, console = live(100)
+    play_turn(view, 1, "ask()", calls=3, done=3)
+    for index, verdict in enumerate(["unfit", "ok", "ok", "ok"]):
+        told = msgspec.structs.replace(node(1, index, "done"), task="year", verdict=verdict)
+        view.operation(Nodes(nodes=[told]))
+        view.operation(Nodes(nodes=[told]))
+    assert "sub-task year: 4 replies, 1 unfit (25%)" in "\n".join(drawn(view, console))
 
 
 def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:

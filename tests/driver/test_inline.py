@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from rlm_kernel.cells import CellResult, Display, ErrorOutput
+from rlm_kernel.cells import CellResult, Display, ErrorOutput, SubcallParams
 from rlm_kernel.driver.inline import INTERVAL, InlineView
 from rlm_kernel.engine.events import (
     AnswerRejected,
     RunPaused,
     SubcallEnded,
+    SubcallJudged,
     SubcallStarted,
     TurnExecuted,
     TurnObserved,
@@ -200,6 +201,41 @@ def test_calls_that_are_others_than_were_asked_for_say_why(
 
     assert "3 sub-calls: a plain call" in output.plain("1")
     assert output.html("1").count("a plain call") == 1
+
+
+def test_a_sub_task_tells_how_many_replies_were_unfit(
+    output: Output, script: Script, clock: Clock
+) -> None:
+    """By name and with the rate; a sub-task whose replies all fit is no news."""
+    script.emit(run_started())
+    script.turn(1, "x")
+    for index, task in enumerate(["year", "year", "year", "place"]):
+        call = f"c{index}"
+        params = SubcallParams(task=task)
+        script.emit(
+            SubcallStarted(call_id=call, kind="llm", prompt="p", model="m", turn=1, params=params)
+        )
+        script.emit(SubcallEnded(call_id=call, ok=True))
+        script.emit(SubcallJudged(call_id=call, task=task, ok=index != 1))
+    clock.advance(1)
+
+    assert "sub-task year: 3 replies, 1 unfit (33%)" in output.plain("1")
+    assert "place" not in output.plain("1")
+
+
+def test_recorded_replies_and_calls_that_were_retried_are_counted(
+    output: Output, script: Script, clock: Clock
+) -> None:
+    script.emit(run_started())
+    script.turn(1, "x")
+    for index in range(3):
+        script.emit(SubcallStarted(call_id=f"c{index}", kind="llm", prompt="p", model="m", turn=1))
+    script.emit(SubcallEnded(call_id="c0", ok=True, cached=True, attempts=0))
+    script.emit(SubcallEnded(call_id="c1", ok=True, attempts=3))
+    script.emit(SubcallEnded(call_id="c2", ok=True))
+    clock.advance(1)
+
+    assert "3 done, 1 cached, 1 retried" in output.plain("1")
 
 
 def test_a_cell_that_waited_tells_both_times(output: Output, script: Script, clock: Clock) -> None:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from rlm_kernel.cells import SubcallParams
 from rlm_kernel.driver.hub import Hub
 from rlm_kernel.driver.outbox import KEPT, PER_SECOND
 from rlm_kernel.driver.protocol import Need, OpenCell, Snapshot
 from rlm_kernel.engine.budget import Usage
-from rlm_kernel.engine.events import RunEnded, SubcallEnded, SubcallStarted, TurnProposed
+from rlm_kernel.engine.events import (
+    RunEnded,
+    SubcallEnded,
+    SubcallJudged,
+    SubcallStarted,
+    TurnProposed,
+)
 from tests.driver.parties import RUN, Clock, FrontEnd, Script, finals, run_started
 
 CHILD = "cccccccccccc"
@@ -115,6 +124,34 @@ def test_ten_thousand_sub_calls_are_a_few_messages(
     assert {node.state for node in front.nodes.values()} == {"done", "failed"}
     state = front.states[-1]
     assert (state.subcalls_done, state.subcalls_running, state.subcalls_failed) == (9000, 0, 1000)
+
+
+@pytest.mark.parametrize("run_id", [RUN, CHILD])
+def test_a_node_tells_of_what_its_call_was_part_and_what_became_of_it(
+    hub: Hub, front: FrontEnd, script: Script, clock: Clock, run_id: str
+) -> None:
+    """Its sub-task and the verdict on its reply, the requests, whether the record had it."""
+    script.start(hub)
+    script.turn(1, "rlm_query(part)")
+    script.emit(SubcallStarted(call_id="c", kind="rlm", prompt="p", model="m", turn=1))
+    script.emit(run_started(depth=1, parent_run_id=RUN, parent_call_id="c"), CHILD)
+    for call in ("c1", "c2"):
+        params = SubcallParams(task="year")
+        started = SubcallStarted(
+            call_id=call, kind="llm", prompt="q", model="m", turn=1, params=params
+        )
+        script.emit(started, run_id)
+    script.emit(SubcallEnded(call_id="c1", ok=True, attempts=2), run_id)
+    script.emit(SubcallEnded(call_id="c2", ok=True, attempts=0, cached=True), run_id)
+    clock.advance(1)
+    assert [front.nodes[call].verdict for call in ("c1", "c2")] == ["", ""]
+    script.emit(SubcallJudged(call_id="c1", task="year", ok=False, reason="is no number"), run_id)
+    script.emit(SubcallJudged(call_id="c2", task="year", ok=True), run_id)
+    clock.advance(1)
+
+    first, second = front.nodes["c1"], front.nodes["c2"]
+    assert (first.task, first.verdict, first.attempts, first.cached) == ("year", "unfit", 2, False)
+    assert (second.task, second.verdict, second.attempts, second.cached) == ("year", "ok", 0, True)
 
 
 def test_a_gap_is_closed_by_repeating(hub: Hub, script: Script, clock: Clock) -> None:
