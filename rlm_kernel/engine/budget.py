@@ -10,6 +10,7 @@ Seconds are wall time, money is in US dollars.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable
@@ -170,9 +171,11 @@ class Reservation:
             return
         self._open = False
         kept = self.cost.subcalls if subcalls is None else subcalls
-        for ledger in self._ledger.line():
+        line = self._ledger.line()
+        for ledger in line:
             ledger._release(self.cost)
             ledger._book(usage, kept)
+        line[-1]._wake()
 
     def release(self) -> None:
         """Give back what was set aside: the call was never sent."""
@@ -221,6 +224,8 @@ class Ledger:
         self.waited = 0.0
         """Of the seconds, those that cells of this run spent waiting for sub-calls and input."""
         self._reserved = Cost()
+        self._waiting: list[asyncio.Future[None]] = []
+        """Of the first run: calls of the whole tree that wait for others to give back."""
         self._clock = clock
         self._started = clock()
 
@@ -325,6 +330,34 @@ class Ledger:
             ledger._hold(cost)
         return Reservation(self, cost)
 
+    async def reserve_in_turn(self, cost: Cost) -> Reservation:
+        """`reserve`; where *cost* does not fit, but would beside what was used alone, after calls
+        under way have given back enough.
+
+        Nearly all use a small part of what is set aside for them. Who waits may hold nothing
+        itself, or two could wait for each other.
+
+        Raises
+        ------
+        BudgetExceeded
+            It would not fit even then.
+        """
+        while True:
+            try:
+                return self.reserve(cost)
+            except BudgetExceeded:
+                if not self._may_fit(cost):
+                    raise
+            settled = asyncio.get_running_loop().create_future()
+            self.line()[-1]._waiting.append(settled)
+            await settled
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for settled in waiting:
+            if not settled.done():
+                settled.set_result(None)
+
     def exceeded(self) -> str:
         """Which limit is already reached, as a sentence; empty where none is."""
         for ledger in self.line():
@@ -341,9 +374,13 @@ class Ledger:
     def spent(self) -> bool:
         """Whether not even the smallest sub-call will fit any more, whatever those under way
         give back."""
-        return any(
+        return not self._may_fit(Cost(subcalls=1, tokens=1))
+
+    def _may_fit(self, cost: Cost) -> bool:
+        """Whether *cost* fits where those under way give back all that they may."""
+        return not any(
             # Of what is set aside only the count of calls is sure to be used.
-            ledger._refusal(Cost(subcalls=1, tokens=1), Cost(subcalls=ledger._reserved.subcalls))
+            ledger._refusal(cost, Cost(subcalls=ledger._reserved.subcalls))
             for ledger in self.line()
         )
 

@@ -104,7 +104,11 @@ class Caller:
                 self._end(call, text=recorded.response, finish=recorded.finish, cached=True)
             await asyncio.sleep(0)  # a worker goes straight on to its next call
             return
-        refused = self._reserve(call)
+        try:
+            refused = await self._reserve(call)
+        except asyncio.CancelledError:
+            self.drop(call)  # it left no event yet
+            raise
         if refused:
             await self._refuse(call, refused)
             return
@@ -122,15 +126,16 @@ class Caller:
             return None
         return self._cache.take(plan.ledger, key)
 
-    def _reserve(self, call: Call) -> str:
-        """Set the call's cost aside; why that cannot be, or nothing."""
+    async def _reserve(self, call: Call) -> str:
+        """Set the call's cost aside, when others have made room; why that cannot be, or nothing."""
         plan = call.batch.plan
         if self._lacks_price(plan):
             return unpriced(plan.model)
         try:
-            call.reservation = plan.ledger.reserve(plan.cost(call.prompt))
+            call.reservation = await plan.ledger.reserve_in_turn(plan.cost(call.prompt))
         except BudgetExceeded as error:
             return str(error)
+        call.started = time.monotonic()
         return ""
 
     def _start(self, call: Call, key: str = "", note: str = "") -> bool:

@@ -136,7 +136,7 @@ async def ask_with_tools(
         if len(exchanges) + 1 == MAX_ROUNDS:
             results[-1] += _LAST_ROUND
         exchanges.append(Exchange(text=reply.text, uses=reply.uses, results=results))
-        call.reservation = plan.ledger.reserve(_cost(plan, call.prompt, exchanges))
+        call.reservation = await plan.ledger.reserve_in_turn(_cost(plan, call.prompt, exchanges))
 
 
 def _book_round(call: Call, reply: Reply) -> None:

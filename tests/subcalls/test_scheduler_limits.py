@@ -145,6 +145,52 @@ async def test_a_call_that_does_not_fit_now_leaves_the_others_of_its_batch_alone
     assert len(bench.ended) == 3
 
 
+async def test_calls_wait_for_what_others_set_aside_and_give_back(
+    bench_of: Any, server: ScriptedServer
+) -> None:
+    """A limit of tokens bounds how many are under way, not how many get a reply."""
+    bench: Bench = bench_of(server, budget=Budget(max_tokens=3000), slots=16)
+    outcomes = await asyncio.wait_for(bench.submit(["x"] * 100).wait(), 60)
+
+    assert [outcome.error for outcome in outcomes] == [None] * 100
+    assert server.peak <= 2  # each sets 1,024 tokens aside for its reply
+    bench.check_pairs()
+
+
+async def test_calls_that_wait_for_others_are_refused_when_nothing_is_given_back(
+    bench_of: Any, server: ScriptedServer
+) -> None:
+    """As soon as that is known."""
+    server.reply = lambda prompt: "word " * 1000
+    bench: Bench = bench_of(server, budget=Budget(max_tokens=3000), slots=16)
+    outcomes = await asyncio.wait_for(bench.submit(["x"] * 100).wait(), 60)
+
+    assert [outcome.error is None for outcome in outcomes] == [True, True] + [False] * 98
+    assert "the budget of 3,000 tokens has" in str(outcomes[-1].error)
+    bench.check_pairs()
+
+
+async def test_cancelling_calls_that_wait_for_others_leaves_no_event_of_them(
+    bench_of: Any, server: ScriptedServer
+) -> None:
+    """They were never sent, and hold nothing."""
+    gate = Gate(server)
+    bench: Bench = bench_of(server, budget=Budget(max_tokens=3000), slots=16)
+    one = bench.submit(["a", "b"])
+    await server.until(lambda s: s.active == 2)
+    other = bench.submit(["c"] * 20)
+    await settled(bench)
+    other.cancel()
+    cancelled = await asyncio.wait_for(other.wait(), 20)
+    for prompt in "ab":
+        gate.open(prompt)
+
+    assert {str(outcome.error) for outcome in cancelled} == {"the call was cancelled"}
+    assert [outcome.text for outcome in await one.wait()] == ["re: a", "re: b"]
+    assert len(bench.started) == 2
+    bench.check_pairs()
+
+
 async def test_cancelling_a_batch_that_is_being_refused_ends_all_its_calls(
     bench_of: Any, server: ScriptedServer
 ) -> None:
