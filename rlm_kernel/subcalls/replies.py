@@ -42,11 +42,11 @@ class StreamedReply:
         for data in self._reader.feed(chunk):
             if data == b"[DONE]":
                 self._done = True
-                return True
+                break
             self._stream.add(decoded(data, self._connection.url))
         if self.first_token_s is None and self._stream.begun:
             self.first_token_s = time.monotonic() - self._sent
-        return False
+        return self._done
 
     def whole(self) -> Completion:
         """The completion. Raises `EndpointError` where the stream broke off."""

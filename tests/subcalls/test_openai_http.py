@@ -16,6 +16,7 @@ from rlm_kernel.config import EndpointSpec
 from rlm_kernel.engine.budget import Usage
 from rlm_kernel.subcalls.endpoint import EndpointError
 from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+from rlm_kernel.subcalls.replies import StreamedReply
 from tests.servers.scripted import (
     MODEL,
     Cut,
@@ -239,6 +240,19 @@ async def test_a_kept_connection_that_the_server_closed_is_replaced() -> None:
     await again.close()
 
     assert reply.text == "yes"
+
+
+async def test_the_first_token_may_come_together_with_the_end() -> None:
+    """A short reply is often one packet."""
+    async with ScriptedServer() as server:
+        endpoint = endpoint_for(server)
+        reply = StreamedReply(endpoint._connection)
+        text = b'data: {"choices":[{"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\n'
+        assert reply(text + b"data: [DONE]\n\n")
+        await endpoint.close()
+
+    assert reply.first_token_s is not None
+    assert reply.whole().choices
 
 
 async def test_an_empty_completion_still_cost_something() -> None:
