@@ -44,5 +44,6 @@ The model that comes with rlm-kernel:
     model_file    its file: got once, checked, cached
 
 Nothing here knows a REPL: prompts come in as text, outcomes go out through a
-callable. All of it runs in the kernel process, in one event loop.
+callable. But for what `vllm` starts and stops, and for embedded_server, all of
+it runs in the kernel process, in one event loop.
 """

@@ -99,7 +99,7 @@ class Member:
         """Whether it may be sent one more call, by its load."""
         if self.state == "trial":
             return not self._trying
-        return self.load.active < self.load.limit
+        return self.load.free
 
     def begin(self) -> float:
         """A call is sent to it."""

@@ -90,12 +90,6 @@ class OpenAIEndpoint:
         """What the server is; ``None`` before it was asked, which `facts` does."""
         return self._facts.kind if self._facts else None
 
-    @property
-    def max_model_len(self) -> int | None:
-        """Tokens of prompt and reply of its model; ``None`` before the server was asked, and
-        where it does not say."""
-        return self._facts.context(self.model) if self._facts else None
-
     async def facts(self) -> ServerFacts:
         """What the server says that it is; asked once. A server that is not there says nothing."""
         return self._facts or await self._learn()

@@ -82,6 +82,13 @@ async def favourite(fleet: Fleet, servers: list[ScriptedServer], prompt: str) ->
     return of(servers, (await ask(fleet, prompt)).server)
 
 
+async def until_down(fleet: Fleet) -> None:
+    """Wait until *fleet* knows that its only server is gone."""
+    async with asyncio.timeout(20):
+        while fleet._members[0].state != "down":  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0.01)
+
+
 # --- which server -------------------------------------------------------------------------------
 
 
@@ -316,12 +323,13 @@ async def test_calls_wait_for_the_only_server_to_come_back(bench_of: Any, fleet_
     server = ScriptedServer(reply=lambda prompt: Say(f"re: {prompt}", gate=gate))
     await server.start()
     port = server.port
-    bench: Bench = bench_of(fleet_of(server, slots=8, patience_s=30))
+    fleet: Fleet = fleet_of(server, slots=8, patience_s=30)
+    bench: Bench = bench_of(fleet)
     batch = bench.submit([str(n) for n in range(50)])
     await server.until(lambda s: s.active == 8)
     await server.close()
     server.reply = lambda prompt: f"re: {prompt}"
-    await asyncio.sleep(0.05)
+    await until_down(fleet)
     await server.start(port)
     try:
         outcomes = await batch.wait()
@@ -415,9 +423,7 @@ async def test_a_server_that_is_back_is_tried_again_where_the_first_call_told_no
     port = server.port
     await server.close()
     call = asyncio.create_task(ask(fleet, "y"))
-    async with asyncio.timeout(20):
-        while fleet._members[0].state != "down":  # noqa: ASYNC110 - nothing else tells
-            await asyncio.sleep(0.01)
+    await until_down(fleet)
     call.cancel()
     await asyncio.wait([call])
     await server.start(port)

@@ -40,13 +40,13 @@ async def test_a_server_says_what_it_is(owner: str, kind: str, streams: bool) ->
     """Its list of models does; only llama.cpp is asked to stream."""
     async with ScriptedServer(reply=lambda prompt: "yes", owned_by=owner) as server:
         endpoint = endpoint_for(server)
-        assert (endpoint.kind, endpoint.max_model_len) == (None, None)
+        assert endpoint.kind is None
         facts = await endpoint.facts()
         await endpoint.complete("a prompt", PLAIN)
         await endpoint.close()
 
     assert facts.kind == endpoint.kind == kind
-    assert endpoint.max_model_len == server.models[MODEL]
+    assert await endpoint.context_limit() == server.models[MODEL]
     assert server.requests[0].body.get("stream", False) is streams
 
 
@@ -88,7 +88,7 @@ async def test_a_server_that_went_away_is_asked_anew() -> None:
     await endpoint.close()
     await other.close()
 
-    assert (endpoint.kind, endpoint.max_model_len) == ("vllm", 99)
+    assert (endpoint.kind, await endpoint.context_limit()) == ("vllm", 99)
 
 
 @pytest.fixture
