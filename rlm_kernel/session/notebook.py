@@ -132,6 +132,7 @@ class NotebookSession(Session):
 
         def started(cell: int) -> None:
             person.cell = cell
+            self.person_cell_begins()
             on_start(cell)
 
         try:

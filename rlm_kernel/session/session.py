@@ -131,6 +131,10 @@ class Session:
         self._owner = owner
         self._person = Ledger(Budget(max_subcalls=None))
         self._ledger: Ledger | None = None
+        self._left: Ledger | None = None
+        """Of a run that is over, until a person's cell begins: its cells may have left threads
+        behind, which are not to go on at a person's expense, who has no limits."""
+
         self.progress = Progress()
         self.verdicts = Verdicts()
         self._above = tuple(above)
@@ -147,8 +151,12 @@ class Session:
 
     @property
     def ledger(self) -> Ledger:
-        """Of the run that is going on, else of the person's own cells."""
-        return self._ledger or self._person
+        """Of the run that is going on, else of the cell that was begun last."""
+        return self._ledger or self._left or self._person
+
+    def person_cell_begins(self) -> None:
+        """A cell begins that no run proposed."""
+        self._left = None
 
     # --- runs -----------------------------------------------------------------------------
 
@@ -219,7 +227,7 @@ class Session:
         finally:
             self.run = None
             self.turn = 0
-            self._ledger = None
+            self._ledger, self._left = None, self._ledger
             self._tools, self._pickled = [], b""
             await run.root.close()
             self.log.flush()

@@ -107,3 +107,31 @@ def test_an_interrupted_batch_keeps_what_the_record_says_is_done(
     assert kernel.run("all(done[i] == str(i) for i in done)").result == "True"
     code = "sub_RLM([p.replace('hang', 'on') for i, p in enumerate(prompts) if i not in done])"
     assert kernel.run(f"{code}[-4:]").result == "['on', 'on', 'on', 'on']"
+
+
+LEAVES_A_THREAD = """
+import threading
+
+def go_on():
+    try:
+        while True: sub_RLM("still here")
+    except BaseException as error:
+        open("ended", "w").write(type(error).__name__)
+
+threading.Thread(target=go_on, daemon=True).start()
+Final = 1
+"""
+
+
+def test_what_a_run_leaves_behind_goes_on_within_its_budget(
+    kernel: Kernel, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """A thread outlives its run; it is not to go on at the expense of a person without limits."""
+    assert kernel.run("%prompt -e 'all that there is to know ' * 400").status == "ok"
+    with serve_in_thread(ScriptedServer([f"```repl{LEAVES_A_THREAD}```"])) as root:
+        url = f"openai:scripted@{root.base_url}"
+        assert kernel.run(f"%%rlm --root {url} --max-subcalls 5\nq").status == "ok"
+    wait_until((tmp_path / "ended").exists, "the thread goes on")
+    assert (tmp_path / "ended").read_text() in ("BudgetExceeded", "SubcallError")
+    assert len(server.requests) == 5
+    assert kernel.run("sub_RLM('a person has no limit')").result == "'limit'"
