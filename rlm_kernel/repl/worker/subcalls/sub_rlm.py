@@ -54,9 +54,9 @@ class SubRLM:
     ValueError
         A list has more than 100,000 prompts.
     SubcallError
-        The call of a single prompt failed.
-    BudgetExceeded
-        The budget does not cover it; nothing was sent.
+        The call of a single prompt failed, or the budget does not cover it.
+    UsageError
+        There is no such model, or no model at all; nothing was sent.
 
     Examples
     --------
