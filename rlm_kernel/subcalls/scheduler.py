@@ -14,6 +14,7 @@ seconds.
 
 from __future__ import annotations
 
+import resource
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -47,6 +48,11 @@ __all__ = ["Batch", "ChildOutcome", "Outcome", "Retry", "Scheduler"]
 
 CHILD_RUNS = 4
 """Child runs under way at once at each depth; every one has a worker process and its own P."""
+
+
+MOST_SERVERS = 8
+"""That are kept busy at once where the budget has no limit, each with the most that one is sent:
+a machine has so many GPUs."""
 
 
 def _nothing() -> None:
@@ -201,7 +207,7 @@ class Scheduler:
     def _pool(self, plan: Plan) -> Pool:
         if plan.kind == "llm":
             limit = self._concurrency or plan.ledger.line()[-1].budget.max_concurrency
-            self._plain.size = limit or MOST
+            self._plain.size = limit or _most_connections()
             self._unknown_slots = None if limit else START
             return self._plain
         depth = plan.ledger.depth
@@ -220,6 +226,17 @@ class Scheduler:
 
 def _no_limit() -> None:
     return None
+
+
+def _most_connections() -> int:
+    """Calls under way at once where nothing else limits them.
+
+    Each has a connection. Half of the files that a process may have open is left for the rest of
+    it: with none left a server would seem to be down, and the record could not be written.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST * MOST_SERVERS
+    return most if files == resource.RLIM_INFINITY else max(1, min(most, files // 2))
 
 
 def _granted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from typing import Any
 
 import pytest
@@ -46,6 +47,22 @@ async def test_the_budget_of_the_first_run_sets_the_cap(
     await settled(bench)
 
     assert server.peak == 3
+    batch.cancel()
+    await batch.wait()
+
+
+async def test_calls_leave_half_of_the_files_that_may_be_open_to_the_rest_of_the_kernel(
+    bench_of: Any, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither the budget nor the server sets a limit that is lower."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (40, 80))
+    Gate(server)
+    bench: Bench = bench_of(server, slots=1000)
+    batch = bench.submit([str(i) for i in range(100)])
+    await server.until(lambda s: s.active == 20)
+    await settled(bench)
+
+    assert server.peak == 20
     batch.cancel()
     await batch.wait()
 
