@@ -183,7 +183,7 @@ class _Props(msgspec.Struct, frozen=True):
 def _llama_capacity(props: str, metrics: str) -> Capacity | None:
     try:
         slots = msgspec.json.decode(props, type=_Props).total_slots if props else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         slots = None
     values = {sample.name: _number(sample.value) for sample in samples(metrics, *_LLAMA)}
     running, waiting = (values.get(name) for name in _LLAMA)

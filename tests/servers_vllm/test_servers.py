@@ -76,8 +76,11 @@ def test_files_that_are_no_entries_are_passed_over(bench: Bench) -> None:
     folder = bench.registry.folder
     good = msgspec.json.encode(msgspec.structs.replace(entry, name="evil", url="http://evil/v1"))
     (folder / "evil.json").write_bytes(good)
+    port = msgspec.structs.replace(entry, name="port", url="http://127.0.0.1:99999/v1")
+    (folder / "port.json").write_bytes(msgspec.json.encode(port))
     (folder / "other.json").write_bytes(msgspec.json.encode(entry))
     (folder / "garbage.json").write_bytes(b"\xff{")
+    (folder / "deep.json").write_text('{"x":' + "[" * 100_000 + "]" * 100_000 + "}")
     (folder / "link.json").symlink_to("/dev/zero")
     os.mkfifo(folder / "pipe.json")
 

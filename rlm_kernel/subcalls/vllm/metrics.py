@@ -94,7 +94,7 @@ def served_models(url: str) -> list[str]:
     try:
         status, body = fetch(url, "/v1/models")
         cards = msgspec.json.decode(body, type=_Cards) if status == http.client.OK else _Cards()
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
     return [card.id for card in cards.data if card.id]
 

@@ -236,7 +236,7 @@ class Registry:
                 if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
                     return None
                 entry = msgspec.json.decode(file.read(_MAX_BYTES), type=ServerEntry)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         good = f"{entry.name}.json" == name and entry.pid > 1 and _is_loopback(entry.url)
         return entry if good else None
@@ -258,6 +258,7 @@ def _of_now(entry: ServerEntry, machine: str) -> ServerEntry:
 def _is_loopback(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme == "http" and ipaddress.ip_address(parts.hostname or "").is_loopback
-    except ValueError:
+        is_plain = parts.scheme == "http" and parts.port != 0
+        return is_plain and ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:  # a port that is none, too
         return False
