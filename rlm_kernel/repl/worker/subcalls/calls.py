@@ -35,8 +35,9 @@ from rlm_kernel.repl.worker.subcalls.replies import Unfit
 
 __all__ = ["Calls"]
 
-_VERDICTS = 10_000
-"""Verdicts in one message: with their reasons they must fit into a frame."""
+_VERDICTS = 1000
+"""Verdicts in one message. The kernel records those of a message in one turn of its event loop,
+some 10 ms for as many; with their reasons they fit into a frame."""
 
 
 @dataclass(frozen=True, slots=True)
