@@ -75,6 +75,26 @@ def test_the_finished_ones_of_a_typed_batch_are_values(worker: WorkerDriver) -> 
     assert "int: the reply holds no JSON that is whole; it was" in result
 
 
+def test_a_check_that_was_interrupted_is_not_called_by_who_looks(worker: WorkerDriver) -> None:
+    """It may hang; the replies are there as they came."""
+    worker.run(
+        "import signal\ncalled = 0\n"
+        "def check(value):\n    global called\n    called += 1\n"
+        "    signal.raise_signal(signal.SIGINT)"
+    )
+    model = Model(lambda prompt: "7")
+    cell = worker.run("sub_RLM(['p', 'q'], schema=int, check=check)", answer=model)
+    assert cell.errors[0].ename == "KeyboardInterrupt"
+    assert worker.run("sub_RLM.last.done, called").result == "({0: '7', 1: '7'}, 1)"
+
+
+def test_a_defect_of_a_check_meets_who_looks_once(worker: WorkerDriver) -> None:
+    """After that the replies of an interrupted batch are there as they came."""
+    interrupted(worker, "sub_RLM(['p'] * 3, schema=int, check=lambda v: v.nothing)", {0: "7"})
+    assert worker.run("sub_RLM.last.done").errors[0].ename == "AttributeError"
+    assert worker.run("sub_RLM.last.done").result == "{0: '7'}"
+
+
 def test_an_interrupted_second_try_keeps_the_values_of_the_first(worker: WorkerDriver) -> None:
     """Also of those that were asked again, where the new reply had come."""
     number = worker.start("sub_RLM(['1', 'a', 'b'], schema=int)")

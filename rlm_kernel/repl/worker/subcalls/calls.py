@@ -209,12 +209,8 @@ class Calls:
     ) -> list[Rejected]:
         """Settle the outcomes whose reply is a value, tell the kernel, and return the others."""
         form = outcomes.form
-        try:
+        with outcomes.judging():
             judged = [_judged(*one, form) for one in zip(places, results, strict=True)]
-        except Exception:
-            # A defect of the check, which is raised; the replies stay, as they are.
-            outcomes.form = Form(task=form.task)
-            raise
         for place, found in zip(places, judged, strict=True):
             if not isinstance(found, Rejected):
                 outcomes.settle(place, found)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rlm_kernel.errors import SubcallError
@@ -91,6 +92,19 @@ class Outcomes(Sequence[Any]):
         self._settled[place] = outcome
         self._came.pop(place, None)
 
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """Where a check ends in a defect, or in an interrupt, replies stay as they came.
+
+        Else who looks at what is kept would call the same check again, and meet its defect, or
+        wait for it, each time.
+        """
+        try:
+            yield
+        except BaseException:
+            self.form = Form(task=self.form.task)
+            raise
+
     @property
     def done(self) -> dict[Any, Any]:
         """The outcomes that have come, by place; by key for a dict that was mapped."""
@@ -105,7 +119,9 @@ class Outcomes(Sequence[Any]):
         place = range(self._size)[place]
         result = self._came.get(place)
         if result is not None:
-            self.settle(place, outcome_of(result, self.form))
+            with self.judging():
+                outcome = outcome_of(result, self.form)
+            self.settle(place, outcome)
         elif place not in self._settled:
             return SubcallError("the sub-call was not finished: its batch was interrupted")
         return self._settled[place]
