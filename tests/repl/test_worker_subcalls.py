@@ -115,6 +115,20 @@ def test_what_is_no_prompt_is_refused_at_once(worker: WorkerDriver, code: str) -
     assert cell.requests == []
 
 
+@pytest.mark.parametrize(
+    ("prompt", "remedy"),
+    [
+        ("b'text'", "not bytes; use decode() on it"),
+        ("(p for p in 'ab')", "not generator; use list() on it, or sub_RLM.map"),
+        ("{'a', 'b'}", "not set; use list() on it, or sub_RLM.map"),
+        ("{'a': 1}", "not dict; use str() or json.dumps() on it"),
+    ],
+)
+def test_the_refusal_says_what_to_do(worker: WorkerDriver, prompt: str, remedy: str) -> None:
+    """What suits the type that was given."""
+    assert worker.run(f"sub_RLM({prompt})").errors[0].evalue.endswith(remedy)
+
+
 def test_concurrent_coroutines(worker: WorkerDriver) -> None:
     """A thousand calls under way at once, each with its own reply."""
     code = (

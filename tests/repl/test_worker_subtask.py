@@ -129,7 +129,7 @@ def test_it_looks_like_the_function_that_it_is(worker: WorkerDriver) -> None:
         ("@subtask(temprature=0)\ndef f(x): 'do it'", "did you mean temperature?"),
         ("subtask('do it')", "decorator"),
         ("@subtask\ndef f(x):\n    'do it'\n    return 5\nf(1)", "returned int"),
-        ("is_spam()", "missing a required argument"),
+        ("is_spam()", "the subtask is_spam(mail: str) -> bool: missing a required argument"),
     ],
 )
 def test_what_cannot_be_a_subtask_is_refused_at_once(

@@ -105,6 +105,28 @@ def test_the_server_is_told_the_schema(worker: WorkerDriver) -> None:
     assert (model.asked[0].params.choices, model.asked[0].params.schema) == (["yes", "no"], None)
 
 
+def test_a_reply_that_is_nested_without_end_costs_no_other(worker: WorkerDriver) -> None:
+    """A schema that refers to itself allows any depth; only so much can be checked."""
+    worker.run("tree = {'type': 'array', 'items': {'$ref': '#'}}")
+
+    def nested(prompt: str) -> str:
+        depth = int(prompt.split(maxsplit=1)[0])
+        return "[" * depth + "]" * depth
+
+    model = Model(nested)
+    code = "[str(r) for r in sub_RLM(['2', '400'], schema=tree)]"
+    result = worker.run(code, answer=model).result or ""
+    assert result.startswith("['[[]]',")
+    assert "JSON: the reply does not fit the schema: it is nested too deeply, also when" in result
+
+
+def test_choices_with_accents_that_are_written_otherwise(worker: WorkerDriver) -> None:
+    """Unicode has two ways, which nobody can tell apart."""
+    model = Model(lambda prompt: "caf\u00e9")
+    cell = worker.run("sub_RLM('p', choices=['cafe\\u0301', 'bar']) == 'cafe\\u0301'", answer=model)
+    assert cell.result == "True"
+
+
 @pytest.mark.parametrize("reply", ["spam", "Spam", ' "spam".\n', "**SPAM**"])
 def test_one_of_the_choices(worker: WorkerDriver, reply: str) -> None:
     """As it was given, however the model dressed it."""
@@ -269,8 +291,11 @@ def test_a_child_run_is_told_the_form_with_its_query(worker: WorkerDriver) -> No
         "choices=['a', '']",
         "choices=['a'], schema=int",
         "schema=object()",
+        "schema=Plain",
         "schema={'type': 'no such type'}",
         "schema={'const': {1}}",
+        "schema={'$ref': '#'}",
+        "schema=endless",
         "check=5",
         "check=later",
         "task=5",
@@ -279,11 +304,15 @@ def test_a_child_run_is_told_the_form_with_its_query(worker: WorkerDriver) -> No
 )
 def test_options_of_no_use_are_refused_at_once(worker: WorkerDriver, options: str) -> None:
     """Nothing is sent then."""
-    worker.run("async def later(v): pass")
+    worker.run(
+        "async def later(v): pass\nclass Plain: pass\n"
+        "endless = {}\nendless['properties'] = {'x': endless}"
+    )
     for call in ("sub_RLM('p'", "await sub_RLM.aio('p'", "sub_RLM.map('{}', ['p']"):
         model = Model(lambda prompt: "x")
         cell = worker.run(f"{call}, {options})", answer=model)
         assert cell.errors[0].ename in ("TypeError", "ValueError")
+        assert "\n" not in cell.errors[0].evalue
         assert cell.requests == []
 
 
@@ -291,6 +320,12 @@ def test_a_misspelt_option_names_its_like(worker: WorkerDriver) -> None:
     """Where Python itself does not say it."""
     error = worker.run("await sub_RLM.aio('p', temprature=0)").errors[0]
     assert "did you mean temperature?" in error.evalue
+
+
+def test_a_stop_that_is_no_text_is_named(worker: WorkerDriver) -> None:
+    """It has no length and no parts, which is nothing that a person asked for."""
+    error = worker.run("sub_RLM('p', stop=5)").errors[0]
+    assert error.evalue == "stop of a sub-call: a str or a list of str, not int"
 
 
 def test_a_schema_is_never_fetched(worker: WorkerDriver) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,7 +80,10 @@ def _params(form: Form, sampling: dict[str, Any]) -> SubcallParams:
         raise TypeError(f"{name} of a sub-call: {problem[:1].lower()}{problem[1:]}") from None
 
 
-def _stops(stop: str | Sequence[str] | None) -> list[str] | None:
+def _stops(stop: object) -> list[str] | None:
     if stop is None:
         return None
-    return [stop] if isinstance(stop, str) else list(stop)
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, Iterable):
+        raise TypeError(f"stop of a sub-call: a str or a list of str, not {type(stop).__name__}")
+    return list(texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rlm_kernel.repl.messages import MAX_PROMPTS
 
@@ -24,10 +24,10 @@ def checked_prompts(prompt: object) -> list[str]:
     """
     if isinstance(prompt, str):
         return [exact(prompt)]
-    if isinstance(prompt, dict) or not isinstance(prompt, Sequence):
+    if isinstance(prompt, (dict, bytes, bytearray)) or not isinstance(prompt, Sequence):
         raise TypeError(
             f"a prompt must be a str or a list of str, not {type(prompt).__name__}; "
-            "use str() or json.dumps() on it"
+            f"{_remedy(prompt)}"
         )
     if len(prompt) > MAX_PROMPTS:
         raise too_many(f"a list of {len(prompt):,} prompts")
@@ -37,6 +37,14 @@ def checked_prompts(prompt: object) -> list[str]:
                 f"prompt {place} of the list is of type {type(item).__name__}; all must be str"
             )
     return [exact(item) for item in prompt]
+
+
+def _remedy(prompt: object) -> str:
+    if isinstance(prompt, (bytes, bytearray)):
+        return "use decode() on it"
+    if isinstance(prompt, Iterable) and not isinstance(prompt, dict):
+        return "use list() on it, or sub_RLM.map"
+    return "use str() or json.dumps() on it"
 
 
 def too_many(what: str) -> ValueError:

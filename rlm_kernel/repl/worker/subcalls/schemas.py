@@ -11,6 +11,7 @@ import enum
 import json
 import sys
 import typing
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ Fit = Callable[[str], Any]
 """Makes a value of its JSON text; raises `Unfit`."""
 
 _MAX_NAME = 60
+_TOO_DEEP = "it is nested too deeply"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +103,14 @@ def _labelled(name: str, labels: dict[str, Any], also: Mapping[str, Any] | None 
     known = {**(also or {}), **labels}
     folded: dict[str, Any] = {}
     for label, value in known.items():
-        key = bare(label).casefold()
+        key = _folded(label)
         folded[key] = _Twice if key in folded else value
 
     def read(text: str) -> Any:
         text = text.strip()
         if text in known:
             return known[text]
-        value = folded.get(bare(text).casefold(), _Twice)
+        value = folded.get(_folded(text), _Twice)
         if value is _Twice:
             raise Unfit(f"is none of {_cut(shown, 200)}")
         return value
@@ -116,6 +118,11 @@ def _labelled(name: str, labels: dict[str, Any], also: Mapping[str, Any] | None 
     shown = _listed(labels)
     told = f"exactly one of these, and nothing else: {shown}"
     return Reading(name=name, read=read, told=told, choices=list(labels))
+
+
+def _folded(text: str) -> str:
+    """*text* regardless of dress, of case and of how its accents are written."""
+    return unicodedata.normalize("NFC", bare(text)).casefold()
 
 
 class _Twice:
@@ -153,8 +160,9 @@ def _reading_of_type(kind: Any) -> Reading:
         reading = _reading_by_pydantic(kind)
         if reading is not None:
             return reading
+        why = str(error).rpartition("\n")[2]  # before it, what is of use to msgspec's own callers
         raise TypeError(
-            f"there is no JSON Schema for {_name(kind)}: {error}; use a dataclass, a TypedDict, "
+            f"there is no JSON Schema for {_name(kind)}: {why}; use a dataclass, a TypedDict, "
             "plain types, a pydantic model, or a JSON Schema as a dict"
         ) from None
 
@@ -216,6 +224,8 @@ def _validator(schema: dict[str, Any]) -> Callable[[Any], str]:
         raise ValueError(
             f"schema is no JSON Schema: {_cut(error.message, 300)} at {error.json_path}"
         ) from None
+    except RecursionError:
+        raise ValueError("schema holds itself: use $ref to a schema under $defs") from None
     # A registry of its own: without one, a reference to a URL would be fetched.
     validator = kind(schema, registry=Registry())
 
@@ -226,8 +236,12 @@ def _validator(schema: dict[str, Any]) -> Callable[[Any], str]:
             raise ValueError(
                 f"schema refers to {missing.ref!r}, which is not in it; put it under $defs"
             ) from None
+        except RecursionError:
+            return _TOO_DEEP
         return "" if error is None else f"{_cut(error.message, 300)} at {error.json_path}"
 
+    if problem_of(None) == _TOO_DEEP:
+        raise ValueError("schema refers to itself without end: let it say what a value is")
     return problem_of
 
 

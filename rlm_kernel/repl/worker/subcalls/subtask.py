@@ -117,7 +117,10 @@ class Subtask:
         )
 
     def _shown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        bound = self._signature.bind(*args, **kwargs)
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"the subtask {self._name}{self._signature}: {error}") from None
         bound.apply_defaults()
         own = self._function(*bound.args, **bound.kwargs)
         if own is not None and not isinstance(own, str):
