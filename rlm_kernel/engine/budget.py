@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -175,7 +177,8 @@ class Reservation:
         for ledger in line:
             ledger._release(self.cost)
             ledger._book(usage, kept)
-        line[-1]._wake()
+        if line[-1]._waiting:
+            line[-1]._serve_waiting()
 
     def release(self) -> None:
         """Give back what was set aside: the call was never sent."""
@@ -193,6 +196,13 @@ def unpriced(model: str) -> str:
         f"max_cost cannot be kept, because the price of {model} is not known: give it in the file "
         f"that {NAME} names, or leave max_cost out"
     )
+
+
+class _Waiting(NamedTuple):
+    """A call that waits until others have given back enough."""
+
+    cost: Cost
+    granted: asyncio.Future[Reservation]
 
 
 class Ledger:
@@ -224,7 +234,7 @@ class Ledger:
         self.waited = 0.0
         """Of the seconds, those that cells of this run spent waiting for sub-calls and input."""
         self._reserved = Cost()
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: dict[Ledger, deque[_Waiting]] = {}
         """Of the first run: calls of the whole tree that wait for others to give back."""
         self._clock = clock
         self._started = clock()
@@ -321,12 +331,10 @@ class Ledger:
         BudgetExceeded
             The message names the limit. Nothing is set aside then.
         """
-        line = self.line()
-        for ledger in line:
-            reason = ledger._refusal(cost)
-            if reason:
-                raise BudgetExceeded(reason)
-        for ledger in line:
+        reason = self._reason_against(cost)
+        if reason:
+            raise BudgetExceeded(reason)
+        for ledger in self.line():
             ledger._hold(cost)
         return Reservation(self, cost)
 
@@ -334,29 +342,66 @@ class Ledger:
         """`reserve`; where *cost* does not fit, but would beside what was used alone, after calls
         under way have given back enough.
 
-        Nearly all use a small part of what is set aside for them. Who waits may hold nothing
-        itself, or two could wait for each other.
+        Nearly all use a small part of what is set aside for them. Of one run, calls are served in
+        order. Who waits may hold nothing itself, or two could wait for each other.
 
         Raises
         ------
         BudgetExceeded
             It would not fit even then.
         """
-        while True:
+        first = self.line()[-1]
+        if self not in first._waiting or not self._may_fit(cost):
             try:
                 return self.reserve(cost)
             except BudgetExceeded:
                 if not self._may_fit(cost):
                     raise
-            settled = asyncio.get_running_loop().create_future()
-            self.line()[-1]._waiting.append(settled)
-            await settled
+        turn = _Waiting(cost, asyncio.get_running_loop().create_future())
+        first._waiting.setdefault(self, deque()).append(turn)
+        try:
+            return await turn.granted
+        except asyncio.CancelledError:
+            granted = turn.granted
+            if granted.done() and not granted.cancelled() and not granted.exception():
+                granted.result().release()  # cancelled in the very moment in which it was granted
+            else:
+                first._serve_waiting()  # those behind it may need less
+            raise
 
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for settled in waiting:
-            if not settled.done():
-                settled.set_result(None)
+    def _serve_waiting(self) -> None:
+        """Of the first run: something was given back. Runs are served in turn."""
+        waiting, served = self._waiting, True
+        while served:
+            served = False
+            for ledger, turns in list(waiting.items()):
+                if ledger._serve(turns[0]):
+                    served = True
+                    turns.popleft()
+                    del waiting[ledger]
+                    if turns:
+                        waiting[ledger] = turns
+
+    def _serve(self, turn: _Waiting) -> bool:
+        """Whether *turn* waits no longer."""
+        if turn.granted.done():  # it was cancelled
+            return True
+        reason = self._reason_against(turn.cost)
+        if not reason:
+            turn.granted.set_result(self.reserve(turn.cost))
+        elif self._may_fit(turn.cost):
+            return False
+        else:
+            turn.granted.set_exception(BudgetExceeded(reason))
+        return True
+
+    def _reason_against(self, cost: Cost) -> str:
+        """Why *cost* cannot be set aside now; empty where it can."""
+        for ledger in self.line():
+            reason = ledger._refusal(cost)
+            if reason:
+                return reason
+        return ""
 
     def exceeded(self) -> str:
         """Which limit is already reached, as a sentence; empty where none is."""
