@@ -47,12 +47,12 @@ _CONTEXT_PATIENCE_S = 5.0
 
 _SPEC = re.compile(r"(?:openai|vllm):[^\s'\"]+")
 
-_SPEC_KINDS = ("openai:", "vllm:", "embedded")
+_SPEC_KINDS = ("openai:", "vllm:", "embedded:")
 
 
 def is_spec(model: str | None) -> bool:
     """Whether a sub-call's *model* names an endpoint, not just another model of the same one."""
-    return model is not None and (model == "vllm" or model.startswith(_SPEC_KINDS))
+    return model is not None and (model in ("vllm", "embedded") or model.startswith(_SPEC_KINDS))
 
 
 class Models:

@@ -120,7 +120,9 @@ async def test_children_of_a_root_on_local_servers_have_such_roots(bench: Bench)
     assert models.child_settings(Settings(root="human"), None).root == "vllm:org/m"
     assert is_spec("vllm:org/m")
     assert is_spec("vllm")
+    assert is_spec("embedded")
     assert not is_spec("vllm-model")
+    assert not is_spec("embedded-gemma")
 
 
 def test_code_alone_may_ask_local_servers_and_no_others(bench: Bench) -> None:
