@@ -350,4 +350,4 @@ def test_many_verdicts_fit_into_messages(worker: WorkerDriver) -> None:
     code = "sum(sub_RLM(['p'] * 25_000, choices=['yes', 'no'], task='t').count(x) for x in ['yes'])"
     assert worker.run(code, answer=model).result == "25000"
     assert len(model.verdicts) == 25_000
-    assert len(model.judged) == 3
+    assert len(model.judged) == 25
