@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -11,7 +12,7 @@ from rlm_kernel.engine.compaction import NO_SUMMARY, Meter, compacted
 from rlm_kernel.engine.dialects import Dialect
 from rlm_kernel.engine.replies import Reply, StreamLog, read_reply
 from rlm_kernel.engine.root_protocol import Message, Root
-from rlm_kernel.engine.stopping import StopSignal
+from rlm_kernel.engine.stopping import StopSignal, abandon
 from rlm_kernel.errors import BudgetExceeded, RootError
 
 __all__ = ["Conversation"]
@@ -113,7 +114,7 @@ class Conversation:
     ) -> Reply:
         """One reply of the root to *messages*, within the budget."""
         price = self._root.price
-        reservation, room = self._reserve(messages)
+        reservation, room = await self._reserve(messages)
         if room is not None:
             chars = self._meter.chars(room)
             max_chars = min(chars, max_chars or chars)
@@ -137,7 +138,7 @@ class Conversation:
             self._meter.learn(messages, reply.usage.input_tokens)
         return reply
 
-    def _reserve(self, messages: Sequence[Message]) -> tuple[Reservation, int | None]:
+    async def _reserve(self, messages: Sequence[Message]) -> tuple[Reservation, int | None]:
         """Set tokens aside for a reply, and say how many it may have where they are limited.
 
         It may have what is set aside and no more, so that the replies of parallel child runs
@@ -145,15 +146,34 @@ class Conversation:
         """
         if not self._root.sampled:
             return self._ledger.reserve(Cost()), None
-        asked = self._meter.tokens(messages)
-        most, price = self._root.max_tokens or REPLY_TOKENS, self._root.price
+        asked, most = self._meter.tokens(messages), self._root.max_tokens or REPLY_TOKENS
         rooms = self._rooms(asked)
-        if rooms and min(rooms) >= LEAST_REPLY_TOKENS:
+        if not rooms or min(rooms) >= LEAST_REPLY_TOKENS:
             # A reply seldom takes all that it may: the last ones get what is left.
-            most = min(most, *rooms)
+            most = min([most, *rooms])
+            return self._ledger.reserve(self._cost(asked, most)), most if rooms else None
+        try:
+            return await self._reserve_in_turn(self._cost(asked, most)), most
+        except BudgetExceeded:
+            most = min(most, LEAST_REPLY_TOKENS)
+            return await self._reserve_in_turn(self._cost(asked, most)), most
+
+    def _cost(self, asked: int, most: int) -> Cost:
+        price = self._root.price
         money = price.of(asked, most) if price is not None else 0.0
-        reservation = self._ledger.reserve(Cost(tokens=asked + most, cost=money))
-        return reservation, most if rooms else None
+        return Cost(tokens=asked + most, cost=money)
+
+    async def _reserve_in_turn(self, cost: Cost) -> Reservation:
+        """Wait until other runs and sub-calls have given back enough, or the run is stopped."""
+        waiting = asyncio.ensure_future(self._ledger.reserve_in_turn(cost))
+        try:
+            await self._signal.until(waiting)
+        except BaseException:
+            await abandon(waiting)
+            if not waiting.cancelled() and waiting.exception() is None:
+                waiting.result().release()
+            raise
+        return waiting.result()
 
     def _rooms(self, asked: int) -> list[int]:
         """Tokens that the limits of tokens and of money have for a reply to *asked* tokens."""

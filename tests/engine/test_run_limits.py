@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from rlm_kernel.engine.budget import Budget, Ledger, Usage
+from rlm_kernel.engine.budget import Budget, Cost, Ledger, Usage
 from rlm_kernel.engine.events import (
     TurnObserved,
     TurnProposed,
@@ -112,3 +114,41 @@ async def test_a_run_above_that_has_spent_its_tokens_stops_the_child(stage: Stag
     ended = await stage.run(PlaybookRoot(["1"]), ledger=above.child(Budget())).run()
 
     assert (ended.state, ended.turns) == ("stopped", 0)
+
+
+async def test_a_root_waits_for_what_sub_calls_set_aside_and_give_back(stage: Stage) -> None:
+    """A child run does not stop because the calls of others hold the budget for a moment."""
+    above = Ledger(Budget(max_tokens=20_000))
+    held = above.reserve(Cost(tokens=19_900))
+    async with ScriptedServer(["```repl\nFinal = 1\n```"]) as server:
+        root = chat(server, max_tokens=100)
+        run = asyncio.create_task(stage.run(root, ledger=above.child(Budget())).run())
+        async with asyncio.timeout(20):
+            while not above._waiting and not run.done():  # noqa: ASYNC110 - it waits unseen
+                await asyncio.sleep(0)
+        held.settle(Usage(input_tokens=10))
+        ended = await asyncio.wait_for(run, 20)
+        await root.close()
+
+    assert ended.state == "answered"
+    assert above.reserved == Cost()
+
+
+async def test_a_root_that_waits_for_the_budget_can_be_stopped(stage: Stage) -> None:
+    """And leaves nothing set aside."""
+    above = Ledger(Budget(max_tokens=20_000))
+    held = above.reserve(Cost(tokens=19_900))
+    async with ScriptedServer() as server:
+        root = chat(server, max_tokens=100)
+        run = stage.run(root, ledger=above.child(Budget()))
+        ending = asyncio.create_task(run.run())
+        async with asyncio.timeout(20):
+            while not above._waiting and not ending.done():  # noqa: ASYNC110 - it waits unseen
+                await asyncio.sleep(0)
+        run.stop("enough")
+        ended = await asyncio.wait_for(ending, 20)
+        await root.close()
+    held.release()
+
+    assert (ended.state, ended.reason) == ("stopped", "enough")
+    assert above.reserved == Cost()
