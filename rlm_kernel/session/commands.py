@@ -17,6 +17,9 @@ __all__ = ["HARMLESS", "Steered", "answer_command"]
 HARMLESS = ("status", "budget")
 """Commands that change nothing."""
 
+_ALONE = (*HARMLESS, "pause", "resume", "run")
+"""Commands that take no words."""
+
 
 class Steered(Protocol):
     """What the commands act on."""
@@ -38,6 +41,9 @@ def answer_command(session: Steered, command: str, args: Sequence[str]) -> str:
         near = difflib.get_close_matches(command, _COMMANDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UsageError(f"%rlm has no command {command!r}: use {', '.join(_COMMANDS)}{hint}")
+    if args and command in _ALONE:
+        # Such as a limit: who set one so would believe that it holds.
+        raise UsageError(f"%rlm {command} stands alone: leave {' '.join(args)!r} out")
     return action(session, args)
 
 

@@ -83,6 +83,8 @@ def test_a_figure_of_a_turn_is_shown(loaded: Kernel) -> None:
         ("%rlm fly", "no command 'fly'"),
         ("%rlm resume", "no run"),
         ("%rlm run", "no proposal"),
+        ("%rlm budget max_subcalls=3", "stands alone: leave 'max_subcalls=3' out"),
+        ("%rlm run --root human", "stands alone"),
         ("%prompt nowhere.txt", "nowhere.txt"),
         ("%prompt -e 1/0", "division"),
         ("%prompt -e 12", "str"),
