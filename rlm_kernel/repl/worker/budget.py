@@ -19,9 +19,10 @@ class BudgetNow(dict[str, float | int | None]):
     """
 
     def __init__(self, view: BudgetView, *, waited: float = 0.0) -> None:
-        # The kernel knows what cells waited that are over; the one that asks is not.
+        # The kernel knows what cells waited that are over; the one that asks is not. Of the tree
+        # it is those of the first run: a child run is itself what a cell of that waits for.
         self.run = replace(view.run, waited_s=view.run.waited_s + waited)
-        self.tree = replace(view.tree, waited_s=view.tree.waited_s + waited)
+        self.tree = self.run if view.tree == view.run else view.tree
         super().__init__(asdict(self.run))
 
     def __repr__(self) -> str:

@@ -18,6 +18,7 @@ __all__ = ["Unfit", "bare", "value_in"]
 _THINKING = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 _FENCED = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 _OPENING = re.compile(r"[{\[]")
+_BRACKETS = {"{": re.compile(r"[{}]"), "[": re.compile(r"[\[\]]")}
 _AROUND = " \t\r\n\"'`*_"
 _MAX_LITERAL = 100_000
 """Characters of a Python literal that are parsed; more could exhaust the parser's stack."""
@@ -105,12 +106,13 @@ def _embedded(text: str) -> Iterator[str]:
 
 def _closing(text: str, start: int) -> int:
     """After the partner of the bracket at *start*; 0 where it has none."""
-    opened, closed = text[start], {"{": "}", "[": "]"}[text[start]]
+    opened = text[start]
     depth = 0
-    for match in re.finditer(re.escape(opened) + "|" + re.escape(closed), text[start:]):
+    # Not a slice of the text: it would be copied for each of its brackets.
+    for match in _BRACKETS[opened].finditer(text, start):
         depth += 1 if match[0] == opened else -1
         if not depth:
-            return start + match.end()
+            return match.end()
     return 0
 
 
