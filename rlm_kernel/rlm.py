@@ -28,7 +28,7 @@ from rlm_kernel.session.request import TASK_QUERY, Request
 from rlm_kernel.session.session import Session, new_id
 from rlm_kernel.session.settings import Settings
 from rlm_kernel.subcalls.endpoint import Endpoint
-from rlm_kernel.subcalls.scheduler import Scheduler
+from rlm_kernel.subcalls.scheduling.scheduler import Scheduler
 from rlm_kernel.tool_function import tool_functions
 
 __all__ = ["RLM", "CompletedRun", "Completion"]

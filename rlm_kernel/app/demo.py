@@ -90,7 +90,7 @@ def _need_xllamacpp() -> None:
 
 def _get_model() -> None:
     """Have the model's file, showing the download where there is one."""
-    from rlm_kernel.subcalls.model_file import ensure_model
+    from rlm_kernel.subcalls.embedded.model_file import ensure_model
 
     plain = wants_plain(sys.stderr, os.environ)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())

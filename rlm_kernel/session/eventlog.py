@@ -78,7 +78,7 @@ class EventLog:
         """Where the record lies; empty while nothing was recorded."""
         return "" if self._record is None else str(self._record.path)
 
-    # --- replies that may be served again (`rlm_kernel.subcalls.cache.Replies`) -----------------
+    # --- replies that may be served again (`subcalls.scheduling.cache.Replies`) -------------------
 
     def mark(self) -> int:
         """The number of the last event so far; 0 where no reply can be served."""

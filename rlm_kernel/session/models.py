@@ -36,7 +36,7 @@ from rlm_kernel.subcalls.endpoint import Endpoint
 from rlm_kernel.subcalls.vllm.local import LocalServers
 
 if TYPE_CHECKING:
-    from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+    from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
 
 __all__ = ["Models", "is_spec"]
 
@@ -124,7 +124,7 @@ class Models:
         from rlm_kernel.engine.chat_root import ChatRoot
 
         if spec.kind == "embedded":
-            from rlm_kernel.subcalls.embedded import embedded_server
+            from rlm_kernel.subcalls.embedded.endpoint import embedded_server
 
             server = await embedded_server()
             root = ChatRoot(
@@ -233,7 +233,7 @@ class Models:
         """Whether there are servers of *spec* by now that *endpoint* does not know."""
         if spec.kind != "vllm" or spec.urls:
             return False
-        from rlm_kernel.subcalls.fleet import Fleet
+        from rlm_kernel.subcalls.fleet.fleet import Fleet
 
         with contextlib.suppress(UsageError):  # none is there: it may be about to come back
             return isinstance(endpoint, Fleet) and not set(self._local.urls(spec)) <= set(
@@ -243,10 +243,10 @@ class Models:
 
     def _open(self, spec: EndpointSpec) -> Endpoint:
         if spec.kind == "embedded":
-            from rlm_kernel.subcalls.embedded import EmbeddedEndpoint
+            from rlm_kernel.subcalls.embedded.endpoint import EmbeddedEndpoint
 
             return EmbeddedEndpoint()
-        from rlm_kernel.subcalls.fleet import Fleet
+        from rlm_kernel.subcalls.fleet.fleet import Fleet
 
         name, model = str(spec), spec.model
         if not spec.urls:
@@ -269,7 +269,7 @@ class Models:
         return []
 
     def _member(self, spec: EndpointSpec, key: str) -> OpenAIEndpoint:
-        from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+        from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
 
         return OpenAIEndpoint(spec, key, prices=prices_from(self._environ))
 

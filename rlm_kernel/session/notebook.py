@@ -38,7 +38,7 @@ from rlm_kernel.session.models import Models
 from rlm_kernel.session.request import Request
 from rlm_kernel.session.session import DirectExecutor, FrontEnd, Session
 from rlm_kernel.session.settings import Settings, kept, with_options
-from rlm_kernel.subcalls.scheduler import Scheduler
+from rlm_kernel.subcalls.scheduling.scheduler import Scheduler
 
 __all__ = ["NotebookSession", "notebook_path"]
 

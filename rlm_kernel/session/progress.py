@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rlm_kernel.driver.outbox import CallLater, Handle
 from rlm_kernel.driver.progress_bar import Tally
-from rlm_kernel.subcalls.batch import Outcome
+from rlm_kernel.subcalls.scheduling.batch import Outcome
 
 __all__ = ["INTERVAL_S", "BatchProgress", "Progress", "Shows"]
 

@@ -41,10 +41,10 @@ from rlm_kernel.session.subcalls import judge_subcalls, send_subcalls
 from rlm_kernel.session.tools import specs_of, toolbox_of
 from rlm_kernel.session.verdicts import Verdicts
 from rlm_kernel.session.whole_prompt import is_whole
-from rlm_kernel.subcalls.batch import ChildOutcome
 from rlm_kernel.subcalls.endpoint import ToolSpec
-from rlm_kernel.subcalls.scheduler import Scheduler
-from rlm_kernel.subcalls.tools import Toolbox
+from rlm_kernel.subcalls.scheduling.batch import ChildOutcome
+from rlm_kernel.subcalls.scheduling.scheduler import Scheduler
+from rlm_kernel.subcalls.scheduling.tools import Toolbox
 
 __all__ = ["FrontEnd", "Session", "new_id"]
 

@@ -12,8 +12,8 @@ from rlm_kernel.errors import RLMError, SubcallError, UsageError
 from rlm_kernel.repl.messages import JudgeSubcalls, SendSubcalls, SubcallFailure, SubcallResult
 from rlm_kernel.session.models import is_spec
 from rlm_kernel.session.request import TASK_QUERY, Request
-from rlm_kernel.subcalls.batch import ChildOutcome, Outcome
-from rlm_kernel.subcalls.tools import Toolbox
+from rlm_kernel.subcalls.scheduling.batch import ChildOutcome, Outcome
+from rlm_kernel.subcalls.scheduling.tools import Toolbox
 
 if TYPE_CHECKING:
     from rlm_kernel.session.session import Session

@@ -11,7 +11,7 @@ from rlm_kernel.errors import RLMError, UsageError
 from rlm_kernel.repl import Repl
 from rlm_kernel.repl.messages import Tool
 from rlm_kernel.subcalls.endpoint import ToolSpec
-from rlm_kernel.subcalls.tools import Toolbox, ToolResult
+from rlm_kernel.subcalls.scheduling.tools import Toolbox, ToolResult
 
 __all__ = ["specs_of", "toolbox_of"]
 

@@ -14,7 +14,7 @@ from rlm_kernel.engine.chat_root import ChatRoot
 from rlm_kernel.errors import UsageError
 from rlm_kernel.session.models import Models, is_spec
 from rlm_kernel.session.settings import Settings
-from rlm_kernel.subcalls.fleet import Fleet
+from rlm_kernel.subcalls.fleet.fleet import Fleet
 from rlm_kernel.subcalls.vllm.ports import PortKeeper
 from tests.host.conftest import until
 from tests.servers_vllm.conftest import SECRET, Bench

@@ -15,7 +15,7 @@ from rlm_kernel.errors import SubcallError
 from rlm_kernel.kernel import _as_message
 from rlm_kernel.session.cell_view import CellView
 from rlm_kernel.session.progress import INTERVAL_S, BatchProgress, Progress
-from rlm_kernel.subcalls.batch import Outcome
+from rlm_kernel.subcalls.scheduling.batch import Outcome
 from tests.driver.parties import Clock
 
 CELL = 7

@@ -14,8 +14,8 @@ from rlm_kernel.config import EndpointSpec
 from rlm_kernel.engine.budget import Budget, Ledger
 from rlm_kernel.engine.events import Event, SubcallEnded, SubcallStarted
 from rlm_kernel.subcalls.endpoint import Endpoint
-from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
-from rlm_kernel.subcalls.scheduler import Batch, Outcome, Retry, Scheduler
+from rlm_kernel.subcalls.scheduling.scheduler import Batch, Outcome, Retry, Scheduler
+from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
 from tests.servers.scripted import MODEL, Say, ScriptedServer, Step
 
 QUICK = Retry(attempts=3, base_s=0.001)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlm_kernel.subcalls.adaptive import MOST, START, Concurrency
+from rlm_kernel.subcalls.fleet.adaptive import MOST, START, Concurrency
 
 SERVICE_S = 1.0
 SPREADS = ("equal", "similar", "wild")

@@ -14,9 +14,9 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Budget, Ledger, Usage
 from rlm_kernel.engine.events import Event, SubcallEnded, SubcallStarted
 from rlm_kernel.errors import SubcallError
-from rlm_kernel.subcalls.batch import Batch, ChildOutcome, Outcome
 from rlm_kernel.subcalls.endpoint import EndpointError, Reply
-from rlm_kernel.subcalls.scheduler import Retry, Scheduler
+from rlm_kernel.subcalls.scheduling.batch import Batch, ChildOutcome, Outcome
+from rlm_kernel.subcalls.scheduling.scheduler import Retry, Scheduler
 from rlm_kernel.text import estimated_tokens
 
 MOST_OUT = 20

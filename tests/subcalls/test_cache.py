@@ -14,11 +14,11 @@ from rlm_kernel.engine.events import SubcallEnded, SubcallJudged, SubcallStarted
 from rlm_kernel.errors import RecordError
 from rlm_kernel.record import Record, load_record
 from rlm_kernel.session.eventlog import EventLog
-from rlm_kernel.subcalls.batch import ChildOutcome, Outcome
-from rlm_kernel.subcalls.cache import Cache, Question
 from rlm_kernel.subcalls.endpoint import Endpoint
-from rlm_kernel.subcalls.scheduler import Scheduler
-from rlm_kernel.subcalls.tools import Toolbox, ToolResult
+from rlm_kernel.subcalls.scheduling.batch import ChildOutcome, Outcome
+from rlm_kernel.subcalls.scheduling.cache import Cache, Question
+from rlm_kernel.subcalls.scheduling.scheduler import Scheduler
+from rlm_kernel.subcalls.scheduling.tools import Toolbox, ToolResult
 from tests.servers.scripted import Refuse, ScriptedServer, Step
 from tests.subcalls.conftest import QUICK, endpoint_for
 

@@ -10,7 +10,7 @@ import pytest
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Budget, Usage
 from rlm_kernel.errors import SubcallError
-from rlm_kernel.subcalls.scheduler import ChildOutcome
+from rlm_kernel.subcalls.scheduling.scheduler import ChildOutcome
 from tests.servers.scripted import Hang, ScriptedServer
 from tests.subcalls.conftest import Bench
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rlm_kernel.errors import UsageError
-from rlm_kernel.subcalls.connection import Answer, Connection, UnreachableError
 from rlm_kernel.subcalls.endpoint import EndpointError
+from rlm_kernel.subcalls.server.connection import Answer, Connection, UnreachableError
 
 
 def plain(body: bytes, *headers: bytes) -> bytes:

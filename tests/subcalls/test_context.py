@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import EndpointSpec
-from rlm_kernel.subcalls.context import TEMPLATE, Verdict, judge
-from rlm_kernel.subcalls.embedded import embedded_server
+from rlm_kernel.subcalls.embedded.endpoint import embedded_server
 from rlm_kernel.subcalls.endpoint import EndpointError
-from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
-from rlm_kernel.subcalls.server_kind import ServerFacts
+from rlm_kernel.subcalls.server.context import TEMPLATE, Verdict, judge
+from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
+from rlm_kernel.subcalls.server.server_kind import ServerFacts
 from tests.servers.scripted import MODEL, ScriptedServer
 from tests.subcalls.conftest import endpoint_for
 

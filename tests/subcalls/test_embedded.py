@@ -21,11 +21,16 @@ import pytest
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import EndpointSpec
 from rlm_kernel.errors import RLMError, UsageError
-from rlm_kernel.subcalls import model_file
-from rlm_kernel.subcalls.embedded import CONTEXT, EmbeddedEndpoint, EmbeddedServer, embedded_server
+from rlm_kernel.subcalls.embedded import model_file
+from rlm_kernel.subcalls.embedded.endpoint import (
+    CONTEXT,
+    EmbeddedEndpoint,
+    EmbeddedServer,
+    embedded_server,
+)
+from rlm_kernel.subcalls.embedded.model_file import ensure_model, model_path
 from rlm_kernel.subcalls.endpoint import EndpointError
-from rlm_kernel.subcalls.model_file import ensure_model, model_path
-from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
 
 EXACT = SubcallParams(temperature=0.0, max_tokens=32)
 
@@ -163,7 +168,7 @@ def test_nothing_stays_behind_and_nothing_is_printed(how: str) -> None:
     """Its process ends with the one that started it, in whatever way."""
     program = f"""
         import asyncio, os
-        from rlm_kernel.subcalls.embedded import embedded_server
+        from rlm_kernel.subcalls.embedded.endpoint import embedded_server
         server = asyncio.run(embedded_server())
         print(server._process.pid, flush=True)
         {how}
@@ -201,7 +206,7 @@ async def test_without_xllamacpp_the_error_says_what_to_install(
     endpoint: EmbeddedEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library is in an extra of its own."""
-    monkeypatch.setattr("rlm_kernel.subcalls.embedded._server", None)
+    monkeypatch.setattr("rlm_kernel.subcalls.embedded.endpoint._server", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'rlm-kernel\[demo\]'"):
         await endpoint.complete("hello", EXACT)

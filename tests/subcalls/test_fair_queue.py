@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlm_kernel.subcalls.fair_queue import FairQueue, Lane
+from rlm_kernel.subcalls.scheduling.fair_queue import FairQueue, Lane
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlm_kernel.engine.budget import Budget
-from rlm_kernel.subcalls.fleet import Fleet
+from rlm_kernel.subcalls.fleet.fleet import Fleet
 from tests.servers.scripted import MODEL, ScriptedServer
 from tests.subcalls.conftest import Bench, Gate, endpoint_for
 

@@ -11,12 +11,13 @@ from aiohttp import web
 
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import EndpointSpec
-from rlm_kernel.subcalls import keeper, member, openai_http
 from rlm_kernel.subcalls.endpoint import EndpointError, Reply
-from rlm_kernel.subcalls.fleet import Fleet
-from rlm_kernel.subcalls.member import Member
-from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
-from rlm_kernel.subcalls.server_kind import ServerFacts
+from rlm_kernel.subcalls.fleet import keeper, member
+from rlm_kernel.subcalls.fleet.fleet import Fleet
+from rlm_kernel.subcalls.fleet.member import Member
+from rlm_kernel.subcalls.server import openai_http
+from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
+from rlm_kernel.subcalls.server.server_kind import ServerFacts
 from tests.servers.scripted import (
     MODEL,
     Cut,

@@ -9,8 +9,8 @@ from typing import Any
 
 from rlm_kernel.config import EndpointSpec
 from rlm_kernel.engine.budget import Budget
-from rlm_kernel.subcalls.fleet import Fleet
-from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+from rlm_kernel.subcalls.fleet.fleet import Fleet
+from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
 from tests.servers.scripted import MODEL
 from tests.subcalls.conftest import Bench
 from tests.subcalls.faulty import FaultyProcess, faulty_processes

@@ -15,8 +15,8 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import EndpointSpec
 from rlm_kernel.engine.budget import Usage
 from rlm_kernel.subcalls.endpoint import EndpointError
-from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
-from rlm_kernel.subcalls.replies import StreamedReply
+from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
+from rlm_kernel.subcalls.server.replies import StreamedReply
 from tests.servers.scripted import (
     MODEL,
     Cut,
@@ -475,7 +475,7 @@ async def test_a_redirect_takes_the_key_nowhere(serve: Any) -> None:
 
 async def test_a_reply_without_end_is_cut_off(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of the kernel is bounded whatever a server sends."""
-    monkeypatch.setattr("rlm_kernel.subcalls.connection.MAX_BODY", 1 << 20)
+    monkeypatch.setattr("rlm_kernel.subcalls.server.connection.MAX_BODY", 1 << 20)
 
     async def handler(request: web.Request) -> web.StreamResponse:
         if request.path == "/v1/models":

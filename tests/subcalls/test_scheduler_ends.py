@@ -11,8 +11,8 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.events import Event, SubcallEnded
 from rlm_kernel.errors import RecordError, UsageError
 from rlm_kernel.prices import Price
-from rlm_kernel.subcalls.batch import Outcome
 from rlm_kernel.subcalls.endpoint import Reply
+from rlm_kernel.subcalls.scheduling.batch import Outcome
 from tests.servers.scripted import Hang, Refuse, ScriptedServer
 from tests.subcalls.conftest import Bench, Gate
 

@@ -12,7 +12,7 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Budget
 from rlm_kernel.errors import UsageError
 from rlm_kernel.prices import Price
-from rlm_kernel.subcalls.batch import MOST_SHARED
+from rlm_kernel.subcalls.scheduling.batch import MOST_SHARED
 from tests.servers.scripted import MODEL, Hang, Say, ScriptedServer
 from tests.subcalls.conftest import Bench, Gate, endpoint_for, settled
 

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from rlm_kernel.cells import SubcallParams
-from rlm_kernel.subcalls.connection import Connection
-from rlm_kernel.subcalls.server_kind import Capacity, ServerFacts, probe
+from rlm_kernel.subcalls.server.connection import Connection
+from rlm_kernel.subcalls.server.server_kind import Capacity, ServerFacts, probe
 from tests.servers.scripted import MODEL, ScriptedServer
 from tests.subcalls.conftest import endpoint_for
 

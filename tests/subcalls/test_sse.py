@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlm_kernel.subcalls.endpoint import EndpointError
-from rlm_kernel.subcalls.sse import EventReader
+from rlm_kernel.subcalls.server.sse import EventReader
 
 STREAM = b': ping\n\nevent: x\ndata: {"a":1}\r\n\r\ndata:{"b":"\xc3\xbc"}\n\ndata: [DONE]\n\n'
 EVENTS = [b'{"a":1}', b'{"b":"\xc3\xbc"}', b"[DONE]"]

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlm_kernel.cells import SubcallParams
-from rlm_kernel.subcalls.embedded import EmbeddedEndpoint
+from rlm_kernel.subcalls.embedded.endpoint import EmbeddedEndpoint
 from rlm_kernel.subcalls.endpoint import EndpointError
-from rlm_kernel.subcalls.server_kind import ServerFacts
-from rlm_kernel.subcalls.structured import ServerKind, TypedForm, gbnf_literal, typed_form
+from rlm_kernel.subcalls.server.server_kind import ServerFacts
+from rlm_kernel.subcalls.server.structured import ServerKind, TypedForm, gbnf_literal, typed_form
 from tests.servers.scripted import Say, ScriptedServer
 from tests.subcalls.conftest import endpoint_for
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from rlm_kernel.cells import SubcallParams
-from rlm_kernel.subcalls.embedded import EmbeddedEndpoint
+from rlm_kernel.subcalls.embedded.endpoint import EmbeddedEndpoint
 from rlm_kernel.subcalls.endpoint import EndpointError, Exchange, Reply, ToolSpec, ToolUse
-from rlm_kernel.subcalls.server_kind import ServerFacts
+from rlm_kernel.subcalls.server.server_kind import ServerFacts
 from tests.servers.scripted import AskTools, Refuse, Say, ScriptedServer, Step
 from tests.subcalls.conftest import endpoint_for
 

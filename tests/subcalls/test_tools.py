@@ -13,7 +13,7 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Budget
 from rlm_kernel.engine.events import SubcallStarted, ToolCalled
 from rlm_kernel.subcalls.endpoint import ToolSpec
-from rlm_kernel.subcalls.tools import (
+from rlm_kernel.subcalls.scheduling.tools import (
     MAX_ROUNDS,
     MAX_TOOL_OUTPUT,
     MAX_USES,

@@ -28,7 +28,7 @@ def converted_model(python: Path) -> Path:
     RuntimeError
         It cannot be converted; the message ends with what the converter said.
     """
-    from rlm_kernel.subcalls.model_file import ensure_model
+    from rlm_kernel.subcalls.embedded.model_file import ensure_model
 
     source = ensure_model()
     target = source.parent / FOLDER_NAME

@@ -10,7 +10,7 @@ import pytest
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import parse_sub_spec
 from rlm_kernel.subcalls.endpoint import Exchange, ToolSpec, ToolUse
-from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
 from tests.vllm.conftest import RecordedKernel
 from tests.vllm.servers import MODEL, Machine, Server, until
 

@@ -28,10 +28,10 @@ from rlm_kernel.config import EMBEDDED_MODEL, EndpointSpec
 from rlm_kernel.environ import scrub
 from rlm_kernel.errors import RLMError, UsageError
 from rlm_kernel.prices import Price
+from rlm_kernel.subcalls.embedded.model_file import Progress, ensure_model, model_path
 from rlm_kernel.subcalls.endpoint import Exchange, Reply, ToolSpec
-from rlm_kernel.subcalls.model_file import Progress, ensure_model, model_path
-from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
-from rlm_kernel.subcalls.server_kind import ServerFacts
+from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
+from rlm_kernel.subcalls.server.server_kind import ServerFacts
 
 __all__ = [
     "CONTEXT",
@@ -135,7 +135,7 @@ class EmbeddedServer:
         threads = max(1, min(4, (os.cpu_count() or 1) - 1))
         numbers = (str(number) for number in (SLOTS, CONTEXT, threads))
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", f"{__package__}.embedded_server", str(path), *numbers],
+            [sys.executable, "-P", "-m", f"{__package__}.server_process", str(path), *numbers],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """The process that serves the embedded model. Run by `embedded`, not by people.
 
-``python -m rlm_kernel.subcalls.embedded_server MODEL SLOTS CONTEXT THREADS``
+``python -m rlm_kernel.subcalls.embedded.server_process MODEL SLOTS CONTEXT THREADS``
 reads its key from the first line of stdin, writes its address to stdout and
 serves until stdin ends: whatever becomes of the parent, nothing stays behind.
 """

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.prices import Price
-from rlm_kernel.subcalls.connection import UnreachableError
 from rlm_kernel.subcalls.endpoint import EndpointError, Exchange, Reply, ToolSpec
-from rlm_kernel.subcalls.journey import Journey, is_busy
-from rlm_kernel.subcalls.keeper import Keeper, Rediscover
-from rlm_kernel.subcalls.member import Member
+from rlm_kernel.subcalls.fleet.journey import Journey, is_busy
+from rlm_kernel.subcalls.fleet.keeper import Keeper, Rediscover
+from rlm_kernel.subcalls.fleet.member import Member
+from rlm_kernel.subcalls.server.connection import UnreachableError
 
 if TYPE_CHECKING:
-    from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+    from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
 
 __all__ = ["Fleet"]
 

@@ -11,7 +11,7 @@ from rlm_kernel.engine.budget import Usage
 from rlm_kernel.subcalls.endpoint import EndpointError, Reply
 
 if TYPE_CHECKING:
-    from rlm_kernel.subcalls.member import Member
+    from rlm_kernel.subcalls.fleet.member import Member
 
 __all__ = ["LONGEST_REST_S", "Journey", "is_busy"]
 

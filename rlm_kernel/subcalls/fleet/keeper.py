@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlm_kernel.errors import RLMError
-from rlm_kernel.subcalls.journey import LONGEST_REST_S
-from rlm_kernel.subcalls.member import Member
+from rlm_kernel.subcalls.fleet.journey import LONGEST_REST_S
+from rlm_kernel.subcalls.fleet.member import Member
 
 if TYPE_CHECKING:
-    from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+    from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
 
 __all__ = ["Keeper", "Rediscover"]
 

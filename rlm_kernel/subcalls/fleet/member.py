@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlm_kernel.subcalls.adaptive import Concurrency
 from rlm_kernel.subcalls.endpoint import EndpointError
+from rlm_kernel.subcalls.fleet.adaptive import Concurrency
 
 if TYPE_CHECKING:
-    from rlm_kernel.subcalls.openai_http import OpenAIEndpoint
+    from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
 
 __all__ = ["Member"]
 

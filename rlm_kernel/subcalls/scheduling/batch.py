@@ -14,11 +14,11 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Cost, Ledger, Reservation, Usage
 from rlm_kernel.errors import RecordError, SubcallError, UsageError
 from rlm_kernel.prices import Price
-from rlm_kernel.subcalls.cache import Question
-from rlm_kernel.subcalls.deadlines import Deadlines
 from rlm_kernel.subcalls.endpoint import Endpoint
-from rlm_kernel.subcalls.fair_queue import Lane
-from rlm_kernel.subcalls.tools import Toolbox
+from rlm_kernel.subcalls.scheduling.cache import Question
+from rlm_kernel.subcalls.scheduling.deadlines import Deadlines
+from rlm_kernel.subcalls.scheduling.fair_queue import Lane
+from rlm_kernel.subcalls.scheduling.tools import Toolbox
 from rlm_kernel.text import estimated_tokens
 
 __all__ = [

@@ -17,11 +17,11 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Usage, unpriced
 from rlm_kernel.engine.events import Event, SubcallEnded, SubcallStarted
 from rlm_kernel.errors import BudgetExceeded, RLMError, SubcallError
-from rlm_kernel.subcalls.batch import Batch, Call, Outcome, Plan
-from rlm_kernel.subcalls.cache import Cache
 from rlm_kernel.subcalls.endpoint import Endpoint, EndpointError, Exchange, Reply
-from rlm_kernel.subcalls.retry import Retry
-from rlm_kernel.subcalls.tools import ask_with_tools
+from rlm_kernel.subcalls.scheduling.batch import Batch, Call, Outcome, Plan
+from rlm_kernel.subcalls.scheduling.cache import Cache
+from rlm_kernel.subcalls.scheduling.retry import Retry
+from rlm_kernel.subcalls.scheduling.tools import ask_with_tools
 from rlm_kernel.text import estimated_tokens
 
 __all__ = ["Caller"]

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlm_kernel.subcalls.batch import Call
+    from rlm_kernel.subcalls.scheduling.batch import Call
 
 __all__ = ["Deadlines"]
 

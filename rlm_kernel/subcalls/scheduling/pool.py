@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from rlm_kernel.subcalls.batch import Batch, Call
-from rlm_kernel.subcalls.fair_queue import FairQueue
+from rlm_kernel.subcalls.scheduling.batch import Batch, Call
+from rlm_kernel.subcalls.scheduling.fair_queue import FairQueue
 
 __all__ = ["Pool"]
 

@@ -1,6 +1,6 @@
 """One scheduler for the sub-calls of a whole tree of runs.
 
-It decides what is done when; `rlm_kernel.subcalls.caller` does each call.
+It decides what is done when; `rlm_kernel.subcalls.scheduling.caller` does each call.
 
 Plain calls share one pool of workers, each a coroutine that takes one call
 after the other: a task per call would cost a good part of what the call costs.
@@ -24,8 +24,9 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Ledger
 from rlm_kernel.engine.events import Event
 from rlm_kernel.errors import UsageError
-from rlm_kernel.subcalls.adaptive import MOST, START
-from rlm_kernel.subcalls.batch import (
+from rlm_kernel.subcalls.endpoint import Endpoint
+from rlm_kernel.subcalls.fleet.adaptive import MOST, START
+from rlm_kernel.subcalls.scheduling.batch import (
     Batch,
     Call,
     ChildOutcome,
@@ -36,13 +37,12 @@ from rlm_kernel.subcalls.batch import (
     bounded,
     check_params,
 )
-from rlm_kernel.subcalls.cache import Cache, Question, Replies
-from rlm_kernel.subcalls.caller import Caller
-from rlm_kernel.subcalls.endpoint import Endpoint
-from rlm_kernel.subcalls.fair_queue import Lane
-from rlm_kernel.subcalls.pool import Pool
-from rlm_kernel.subcalls.retry import Retry
-from rlm_kernel.subcalls.tools import Toolbox
+from rlm_kernel.subcalls.scheduling.cache import Cache, Question, Replies
+from rlm_kernel.subcalls.scheduling.caller import Caller
+from rlm_kernel.subcalls.scheduling.fair_queue import Lane
+from rlm_kernel.subcalls.scheduling.pool import Pool
+from rlm_kernel.subcalls.scheduling.retry import Retry
+from rlm_kernel.subcalls.scheduling.tools import Toolbox
 
 __all__ = ["Batch", "ChildOutcome", "Outcome", "Retry", "Scheduler"]
 

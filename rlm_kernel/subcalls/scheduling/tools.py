@@ -26,7 +26,7 @@ from rlm_kernel.subcalls.endpoint import (
 from rlm_kernel.text import cut_middle, estimated_tokens, replace_surrogates
 
 if TYPE_CHECKING:
-    from rlm_kernel.subcalls.batch import Call, Plan
+    from rlm_kernel.subcalls.scheduling.batch import Call, Plan
 
 __all__ = [
     "MAX_ROUNDS",

@@ -19,7 +19,7 @@ import msgspec
 
 from rlm_kernel.errors import UsageError
 from rlm_kernel.subcalls.endpoint import EndpointError
-from rlm_kernel.subcalls.refusals import Redactor
+from rlm_kernel.subcalls.server.refusals import Redactor
 
 if TYPE_CHECKING:
     import aiohttp

@@ -13,12 +13,12 @@ from typing import TypeVar
 
 import msgspec
 
-from rlm_kernel.subcalls.connection import Connection
 from rlm_kernel.subcalls.endpoint import EndpointError
-from rlm_kernel.subcalls.refusals import over_context
-from rlm_kernel.subcalls.structured import ServerKind
-from rlm_kernel.subcalls.tool_wire import Message, ToolOffer
-from rlm_kernel.subcalls.wire import RequestForm
+from rlm_kernel.subcalls.server.connection import Connection
+from rlm_kernel.subcalls.server.refusals import over_context
+from rlm_kernel.subcalls.server.structured import ServerKind
+from rlm_kernel.subcalls.server.tool_wire import Message, ToolOffer
+from rlm_kernel.subcalls.server.wire import RequestForm
 from rlm_kernel.text import LEAST_CHARS_PER_TOKEN
 
 __all__ = ["TEMPLATE", "ContextCheck", "Verdict", "judge"]

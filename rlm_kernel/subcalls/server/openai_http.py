@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import OPENAI_URL, EndpointSpec
 from rlm_kernel.prices import Price, prices_from
-from rlm_kernel.subcalls.connection import Connection, UnreachableError
-from rlm_kernel.subcalls.context import TEMPLATE, ContextCheck
 from rlm_kernel.subcalls.endpoint import EndpointError, Exchange, Reply, ToolSpec
-from rlm_kernel.subcalls.refusals import Refused, refusal
-from rlm_kernel.subcalls.replies import StreamedReply, decoded, reply_of
-from rlm_kernel.subcalls.server_kind import Capacity, ServerFacts, capacity_of, probe
-from rlm_kernel.subcalls.structured import ServerKind
-from rlm_kernel.subcalls.wire import RequestForm
+from rlm_kernel.subcalls.server.connection import Connection, UnreachableError
+from rlm_kernel.subcalls.server.context import TEMPLATE, ContextCheck
+from rlm_kernel.subcalls.server.refusals import Refused, refusal
+from rlm_kernel.subcalls.server.replies import StreamedReply, decoded, reply_of
+from rlm_kernel.subcalls.server.server_kind import Capacity, ServerFacts, capacity_of, probe
+from rlm_kernel.subcalls.server.structured import ServerKind
+from rlm_kernel.subcalls.server.wire import RequestForm
 
 __all__ = ["OpenAIEndpoint"]
 

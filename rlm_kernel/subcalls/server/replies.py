@@ -7,12 +7,12 @@ import time
 import msgspec
 
 from rlm_kernel.engine.budget import Usage
-from rlm_kernel.subcalls.connection import MAX_BODY, Connection
 from rlm_kernel.subcalls.endpoint import EndpointError, Reply, ToolUse
-from rlm_kernel.subcalls.refusals import Redactor, Refused, refusal
-from rlm_kernel.subcalls.sse import EventReader
-from rlm_kernel.subcalls.tool_wire import UseParts
-from rlm_kernel.subcalls.wire import (
+from rlm_kernel.subcalls.server.connection import MAX_BODY, Connection
+from rlm_kernel.subcalls.server.refusals import Redactor, Refused, refusal
+from rlm_kernel.subcalls.server.sse import EventReader
+from rlm_kernel.subcalls.server.tool_wire import UseParts
+from rlm_kernel.subcalls.server.wire import (
     Choice,
     Completion,
     RequestForm,

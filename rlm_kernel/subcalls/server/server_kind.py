@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from rlm_kernel.subcalls.connection import Connection, UnreachableError
 from rlm_kernel.subcalls.endpoint import EndpointError
-from rlm_kernel.subcalls.prometheus import samples
-from rlm_kernel.subcalls.structured import ServerKind
+from rlm_kernel.subcalls.server.connection import Connection, UnreachableError
+from rlm_kernel.subcalls.server.prometheus import samples
+from rlm_kernel.subcalls.server.structured import ServerKind
 
 __all__ = ["Capacity", "ServerFacts", "capacity_of", "probe"]
 

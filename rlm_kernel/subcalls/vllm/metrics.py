@@ -1,7 +1,7 @@
 """What a vLLM server tells of itself on ``/health``, ``/v1/models`` and ``/metrics``.
 
 For commands, which have no event loop; what the kernel asks of servers goes through
-`rlm_kernel.subcalls.connection`.
+`rlm_kernel.subcalls.server.connection`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rlm_kernel.subcalls.prometheus import samples
+from rlm_kernel.subcalls.server.prometheus import samples
 
 __all__ = ["Figures", "fetch", "figures_of", "is_ready", "served_models"]
 
