@@ -248,6 +248,27 @@ async def test_a_wait_that_is_too_long_is_not_waited(fleet_of: Any, server: Scri
     assert len(server.requests) == 1
 
 
+async def test_a_server_that_asks_for_too_long_a_rest_is_tried_in_between(
+    fleet_of: Any, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day would else be a day, whatever the server has to say by then."""
+    monkeypatch.setattr(member, "TRIAL_AFTER_S", 0.05)
+    server.script += [Refuse(429, headers={"Retry-After": "86400"})] * 2
+    fleet = fleet_of(server)
+    refused = 0
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                reply = await ask(fleet)
+                break
+            except EndpointError:
+                refused += 1
+
+    assert reply.text == "re: x"
+    assert refused >= 2
+    assert len(server.requests) == 3
+
+
 async def test_a_short_rest_of_the_only_server_is_waited_for(
     fleet_of: Any, server: ScriptedServer
 ) -> None:

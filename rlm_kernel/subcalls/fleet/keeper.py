@@ -134,7 +134,7 @@ class Keeper:
     # --- one server ---------------------------------------------------------------------------
 
     def _tend(self, member: Member, now: float) -> None:
-        if member.state == "resting" and now >= member.due:
+        if member.state == "resting" and now >= min(member.due, member.trial_at):
             member.rested()
             self._settle()
         elif member.state in ("down", "sick"):

@@ -22,7 +22,7 @@ State = Literal["up", "trial", "doubted", "resting", "sick", "down"]
     up        as much as its limit allows
     trial     one call, until one was answered: it was down or sick before
     doubted   nothing until its health was asked for, because a call failed
-    resting   nothing for as long as it asked
+    resting   nothing for as long as it asked, but a trial after a while
     sick      it says that it is well and fails call after call: used where there is no better
     down      nothing; asked from time to time whether it is back
 """
@@ -31,6 +31,11 @@ SICK = 3
 """Failures without a success between them that make a server sick."""
 
 LONGEST_COOLDOWN_S = 5.0
+
+TRIAL_AFTER_S = 60.0
+"""A server that asks to be left alone for longer gets one call by then: a number that is off
+would else shut it out for as long as the kernel lives."""
+
 SILENT_S = 5.0
 """Without a reply, after which a server with calls is asked for its health."""
 
@@ -70,6 +75,8 @@ class Member:
         """How it failed last, a sentence."""
         self.due = 0.0
         """When its state is to be looked at again: of ``resting``, ``sick`` and ``down``."""
+        self.trial_at = 0.0
+        """When it is tried although it asked for a longer rest."""
         self.probed_at = 0.0
         self.poll_at = 0.0
         """When its queue is to be asked for."""
@@ -184,12 +191,15 @@ class Member:
         self.trouble = reason
         if self.state in ("up", "trial", "resting"):
             self.state = "resting"
-            self.due = max(self.due, self._clock() + seconds)
+            now = self._clock()
+            self.due = max(self.due, now + seconds)
+            self.trial_at = now + TRIAL_AFTER_S
 
     def rested(self) -> None:
-        """The time that it asked for is over."""
+        """The time that it asked for is over, or long enough."""
         if self.state == "resting":
-            self.state = "up"
+            self.state = "up" if self._clock() >= self.due else "trial"
+            self._trying = False
 
     def probed(self, well: bool) -> None:
         """It was asked for its health, after a failure or in a long silence.
