@@ -33,8 +33,9 @@ _INDEX = (
         key BLOB NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (key, seq)
     ) WITHOUT ROWID
     """,
+    # What is there already came with a call that was interrupted before it could say so.
     """
-    INSERT INTO temp.by_key (key, seq)
+    INSERT OR IGNORE INTO temp.by_key (key, seq)
     SELECT key, seq FROM asked WHERE seq > :after AND seq <= :last ORDER BY key, seq
     """,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -129,6 +130,38 @@ def test_replies_are_found_in_the_order_in_which_their_calls_started(record: Rec
     assert texts(key, 3) == ["r2"]
     assert texts("cd" * 16, record.last_seq()) == [samples.LONG]
     assert texts("ef" * 16, record.last_seq()) == []
+
+
+def test_an_interrupt_while_replies_are_indexed_leaves_them_to_be_found(record: Record) -> None:
+    """Between any two steps of it: what is indexed already does not fail the next call."""
+    key = "ab" * 16
+    ask(record, "1", key, "r1")
+    record.commit()
+    assert record._connection is not None
+
+    class Interrupting:
+        """The connection, until its *left* statements were executed."""
+
+        def __init__(self, connection: sqlite3.Connection, left: int) -> None:
+            self.connection, self.left = connection, left
+
+        def execute(self, *statement: Any) -> sqlite3.Cursor:
+            if not self.left:
+                raise KeyboardInterrupt
+            self.left -= 1
+            return self.connection.execute(*statement)
+
+    connection = record._connection
+    for statements in range(4):
+        record._connection = cast(sqlite3.Connection, Interrupting(connection, statements))
+        with pytest.raises(KeyboardInterrupt):
+            record.index_replies()
+    record._connection = connection
+
+    assert record.index_replies() == 2
+    found = record.reply(key, 0, 2)
+    assert found is not None
+    assert found[1].response == "r1"
 
 
 def test_a_late_reply_is_found_in_as_many_steps_as_an_early_one(record: Record) -> None:
