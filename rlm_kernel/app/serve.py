@@ -25,6 +25,7 @@ from rlm_kernel.subcalls.vllm.launch import (
 )
 from rlm_kernel.subcalls.vllm.plan import Planned, model_argument, plan_servers
 from rlm_kernel.subcalls.vllm.ports import PortKeeper
+from rlm_kernel.subcalls.vllm.processes import KILL_S, ProcessInfo
 from rlm_kernel.subcalls.vllm.registry import Registry, ServerEntry
 
 __all__ = ["serve"]
@@ -275,9 +276,9 @@ def _chosen(target: str, entries: Sequence[ServerEntry]) -> list[ServerEntry]:
     return chosen
 
 
-def _left_over(entries: Sequence[ServerEntry]) -> str:
-    pids = [str(process.pid) for entry in entries for process in entry.processes()]
+def _left_over(processes: Sequence[ProcessInfo]) -> str:
+    pids = ", ".join(str(process.pid) for process in processes)
     return (
-        f"processes {', '.join(pids)} of {', '.join(entry.name for entry in entries)} do not end, "
-        "though they were killed: they hang in a driver, look at dmesg"
+        f"processes of the servers are still there {KILL_S:.0f} s after they were killed ({pids}): "
+        "a driver may hang, look at dmesg; the servers stay listed, so --stop can be tried again"
     )

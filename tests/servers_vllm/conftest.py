@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from rlm_kernel.app.main import main
-from rlm_kernel.subcalls.vllm.processes import end_session, process_at
+from rlm_kernel.subcalls.vllm.processes import end_sessions, process_at
 from rlm_kernel.subcalls.vllm.registry import Registry, ServerEntry
 from tests.host.conftest import until
 
@@ -128,7 +128,7 @@ class Bench:
         self.look()
         for entry in self.seen:
             if entry.processes():
-                end_session(entry.pid)
+                end_sessions([entry.pid])
 
 
 def one_line(stderr: str) -> str:

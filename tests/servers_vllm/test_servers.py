@@ -7,7 +7,7 @@ import signal
 
 import msgspec
 
-from rlm_kernel.subcalls.vllm.processes import end_session
+from rlm_kernel.subcalls.vllm.processes import end_sessions
 from tests.host.conftest import until
 from tests.servers_vllm.conftest import Bench, one_line
 
@@ -63,7 +63,7 @@ def test_a_server_that_does_not_answer_is_silent(bench: Bench) -> None:
 
 def test_servers_that_ended_are_told_once_and_dropped(bench: Bench) -> None:
     (entry,) = bench.serve("org/m")
-    end_session(entry.pid)
+    end_sessions([entry.pid])
     first, second = bench.run("servers"), bench.run("servers")
 
     assert f"m (org/m) has ended and is taken from the list; its log is {entry.log}" in first.stderr

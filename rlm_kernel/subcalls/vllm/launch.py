@@ -24,7 +24,14 @@ from rlm_kernel.subcalls.vllm.interpreter import Interpreter
 from rlm_kernel.subcalls.vllm.log import LogReader, failure_in
 from rlm_kernel.subcalls.vllm.metrics import is_ready, served_models
 from rlm_kernel.subcalls.vllm.plan import Planned, environment_for
-from rlm_kernel.subcalls.vllm.processes import end_session, listens, machine_id, process_at, send
+from rlm_kernel.subcalls.vllm.processes import (
+    ProcessInfo,
+    end_sessions,
+    listens,
+    machine_id,
+    process_at,
+    send,
+)
 from rlm_kernel.subcalls.vllm.registry import Registry, ServerEntry
 
 __all__ = ["Started", "start_server", "stop_servers", "wait_until_ready", "why_it_ended"]
@@ -91,7 +98,7 @@ def start_server(
         )
         registry.add(entry)
     except BaseException:
-        end_session(process.pid)
+        end_sessions([process.pid])
         process.wait()
         raise
     return Started(entry, process, planned.port, LogReader(log))
@@ -187,8 +194,8 @@ def why_it_ended(server: Started) -> str:
     return f"vLLM ended ({how}){said}; the whole log is {entry.log}"
 
 
-def stop_servers(entries: Sequence[ServerEntry], registry: Registry) -> list[ServerEntry]:
-    """End all processes of *entries* and forget them; returns those of which some are left."""
+def stop_servers(entries: Sequence[ServerEntry], registry: Registry) -> list[ProcessInfo]:
+    """End all processes of *entries* and forget them, unless some are left; returns those."""
     running = [entry for entry in entries if entry.processes()]
     for entry in running:
         leader = process_at(entry.pid)
@@ -197,8 +204,10 @@ def stop_servers(entries: Sequence[ServerEntry], registry: Registry) -> list[Ser
     deadline = time.monotonic() + TERM_S
     while any(entry.alive for entry in running) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    left = [entry for entry in running if entry.processes() and end_session(entry.pid)]
+    # All at once: what takes long to end does so while the others do.
+    left = end_sessions([entry.pid for entry in running if entry.processes()])
+    held = {process.session for process in left}
     for entry in entries:
-        if entry not in left:
+        if entry not in running or entry.pid not in held:
             registry.remove(entry)
     return left

@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 
 __all__ = [
+    "KILL_S",
     "ProcessInfo",
-    "end_session",
+    "end_sessions",
     "listens",
     "machine_id",
     "members",
@@ -29,14 +30,14 @@ __all__ = [
 
 _PROC = Path("/proc")
 _POLL_S = 0.05
-_KILL_S = 5.0
-"""What is left of a killed process after this long hangs in the kernel: a driver that is stuck."""
+KILL_S = 30.0
+"""Seconds for killed processes to be gone: one that gives back a GPU's memory needs several."""
 
 _LISTEN = "0A"
 """State of a socket in ``/proc/net/tcp``."""
 
 _DEAD = "ZXx"
-"""States of processes that only wait for their parent to take note."""
+"""States of threads that have ended; of processes that only wait for their parent to take note."""
 
 
 class ProcessInfo(msgspec.Struct, frozen=True):
@@ -66,14 +67,15 @@ def process_at(pid: int) -> ProcessInfo | None:
         return None
     # The name of the program stands in brackets and may hold blanks and brackets.
     fields = stat.rpartition(")")[2].split()
-    state, session, start = fields[0], int(fields[3]), int(fields[19])
-    return None if state in _DEAD else ProcessInfo(pid, session, start)
+    state, session, threads, start = fields[0], int(fields[3]), int(fields[17]), int(fields[19])
+    # The state is the first thread's. What the process holds is freed when its last one ends.
+    return None if state in _DEAD and threads <= 1 else ProcessInfo(pid, session, start)
 
 
-def members(session: int) -> list[ProcessInfo]:
-    """The living processes of *session*."""
+def members(*sessions: int) -> list[ProcessInfo]:
+    """The living processes of *sessions*."""
     every = (process_at(int(name)) for name in os.listdir(_PROC) if name.isdigit())
-    return [process for process in every if process is not None and process.session == session]
+    return [process for process in every if process is not None and process.session in sessions]
 
 
 def writes_to(process: ProcessInfo, path: str) -> bool:
@@ -131,10 +133,13 @@ def send(process: ProcessInfo, number: signal.Signals) -> bool:
     return True
 
 
-def end_session(session: int) -> list[ProcessInfo]:
-    """Kill all processes of *session*, those too that it starts meanwhile; returns what is left."""
-    deadline = time.monotonic() + _KILL_S
-    while left := members(session):
+def end_sessions(sessions: Sequence[int], patience: float = KILL_S) -> list[ProcessInfo]:
+    """Kill all processes of *sessions*, those too that they start meanwhile.
+
+    Returns those that are still there after *patience* seconds.
+    """
+    deadline = time.monotonic() + patience
+    while left := members(*sessions):
         for process in left:
             send(process, signal.SIGKILL)
         if time.monotonic() > deadline:
