@@ -153,7 +153,7 @@ def test_an_interrupt_while_replies_are_indexed_leaves_them_to_be_found(record: 
 
     connection = record._connection
     for statements in range(4):
-        record._connection = cast(sqlite3.Connection, Interrupting(connection, statements))
+        record._connection = cast("sqlite3.Connection", Interrupting(connection, statements))
         with pytest.raises(KeyboardInterrupt):
             record.index_replies()
     record._connection = connection

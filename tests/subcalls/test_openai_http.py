@@ -172,6 +172,8 @@ async def test_text_that_is_no_unicode_is_sent_with_marks_in_its_place(
         (Say("", refusal="I can't help with that."), "refused to answer", False),
         (Say("", finish="stop"), "empty completion (finish reason: stop)", False),
         (Say("", finish=""), "empty completion (finish reason: not given)", False),
+        (Say(" \n\t\u2003", finish="stop"), "empty completion (finish reason: stop)", False),
+        (Say("\n\n", finish="length", reasoning="hm"), "reasoned but gave no answer", False),
         (Say("half of an ans", finish="abort"), "aborted the completion", True),
     ],
 )
@@ -193,6 +195,7 @@ async def test_a_failure_says_what_happened_and_whether_to_try_again(
         (Garbage(text="half"), "something else than a completion", True),
         (ErrorEvent(text="half"), "the engine died", True),
         (Say("", finish="length"), "empty completion (finish reason: length)", False),
+        (Say("\n" * 40, finish="length"), "empty completion (finish reason: length)", False),
         (Say("", finish="length", reasoning="hm"), "reasoned but gave no answer", False),
         (Say("half of an ans", finish="content_filter"), "refused to answer", False),
         (Say("", refusal="I can't help with that."), "refused to answer", False),

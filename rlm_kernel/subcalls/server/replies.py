@@ -156,7 +156,8 @@ def _check(
         )
     if uses:
         return
-    if not text or finish == "content_filter":
+    # Blanks alone are an answer to nothing, and typed tasks could not tell them from one.
+    if not text.strip() or finish == "content_filter":
         reason = _why_empty(choice, finish)
         raise EndpointError(reason, usage=usage, finish=finish, status=200)
     if finish == "length" and form.typed is not None and not form.typed.is_whole(text):
