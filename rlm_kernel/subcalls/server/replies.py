@@ -156,8 +156,7 @@ def _check(
         )
     if uses:
         return
-    # Blanks alone are an answer to nothing, and typed tasks could not tell them from one.
-    if not text.strip() or finish == "content_filter":
+    if _is_empty(text, form) or finish == "content_filter":
         reason = _why_empty(choice, finish)
         raise EndpointError(reason, usage=usage, finish=finish, status=200)
     if finish == "length" and form.typed is not None and not form.typed.is_whole(text):
@@ -169,6 +168,13 @@ def _check(
             finish=finish,
             status=200,
         )
+
+
+def _is_empty(text: str, form: RequestForm) -> bool:
+    """Whether *text* says nothing. Blanks alone do, unless they are one of the choices."""
+    if text.strip():
+        return False
+    return not text or form.typed is None or text not in form.typed.choices
 
 
 def _why_empty(choice: Choice, finish: str) -> str:
