@@ -12,7 +12,7 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Budget
 from rlm_kernel.errors import UsageError
 from rlm_kernel.prices import Price
-from rlm_kernel.subcalls.scheduling.batch import MOST_SHARED
+from rlm_kernel.subcalls.scheduling.batch import MOST_SHARED, ChildOutcome
 from tests.servers.scripted import MODEL, Hang, Say, ScriptedServer
 from tests.subcalls.conftest import Bench, Gate, endpoint_for, settled
 
@@ -227,8 +227,9 @@ async def test_others_have_their_turn_between_calls_that_fail_unsent(
     bench_of: Any, server: ScriptedServer
 ) -> None:
     """Such calls wait for nothing by themselves: the kernel would answer nobody meanwhile."""
+    server.models[MODEL] = 10
     bench: Bench = bench_of(server, concurrency=1)
-    batch = bench.submit(["x"] * 300, params=SubcallParams(schema="no JSON"))
+    batch = bench.submit(["x" * 1000] * 300)
     turns = 0
     while not batch.complete:
         turns += 1
@@ -237,6 +238,30 @@ async def test_others_have_their_turn_between_calls_that_fail_unsent(
     assert len({str(outcome.error) for outcome in await batch.wait()}) == 1
     assert not server.requests
     assert turns >= 300
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        (SubcallParams(schema="no JSON"), "the schema is no JSON text"),
+        (SubcallParams(schema="{}" + " " * 100_000), "the schema is longer than 64 KiB"),
+        (SubcallParams(choices=["x" * 100_000]), "the choices are longer than 64 KiB"),
+        (SubcallParams(choices=["a", ""]), "choices must be texts that are not empty"),
+    ],
+)
+async def test_a_form_that_cannot_be_sent_refuses_the_batch_as_one(
+    bench: Bench, params: SubcallParams, says: str
+) -> None:
+    """Not each of its calls, which would write it thousands of times; a child run is sent none."""
+    with pytest.raises(UsageError, match=says):
+        bench.submit(["x"] * 9000, params=params)
+    assert not bench.events
+
+    async def child(call_id: str, prompt: str, params: SubcallParams) -> ChildOutcome:
+        return ChildOutcome(run_id="child", text="done")
+
+    outcomes = await bench.submit(["x"], kind="rlm", params=params, spawn_child=child).wait()
+    assert outcomes[0].text == "done"
 
 
 @pytest.mark.parametrize("field", ["system", "schema", "task", "choices", "stop"])

@@ -224,6 +224,17 @@ def test_what_cannot_be_sent_is_refused_whatever_the_server(
         typed_form(params, kind, tools=False)
 
 
+async def test_blanks_alone_are_a_reply_where_they_are_a_choice() -> None:
+    """Else they are an empty completion."""
+    async with ScriptedServer([" \n", " \n"]) as server:
+        endpoint = endpoint_for(server)
+        reply = await endpoint.complete("a prompt", SubcallParams(choices=["x", " \n"]))
+        assert reply.text == " \n"
+        with pytest.raises(EndpointError, match="empty completion"):
+            await endpoint.complete("a prompt", SubcallParams(choices=["x", "\n"]))
+        await endpoint.close()
+
+
 # --- replies that were cut ----------------------------------------------------------------------
 
 

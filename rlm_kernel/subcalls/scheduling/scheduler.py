@@ -43,6 +43,7 @@ from rlm_kernel.subcalls.scheduling.fair_queue import Lane
 from rlm_kernel.subcalls.scheduling.pool import Pool
 from rlm_kernel.subcalls.scheduling.retry import Retry
 from rlm_kernel.subcalls.scheduling.tools import Toolbox
+from rlm_kernel.subcalls.server.structured import check_form
 
 __all__ = ["Batch", "ChildOutcome", "Outcome", "Retry", "Scheduler"]
 
@@ -142,13 +143,15 @@ class Scheduler:
         Raises
         ------
         UsageError
-            The model or a parameter cannot be; nothing was queued.
+            The model, a parameter or the form of the reply cannot be; nothing was queued.
         """
         if self._closed:
             raise UsageError("the scheduler is closed: nothing more can be called")
         params = params or SubcallParams()
         check_params(params)
         kind, note = _granted(kind, ledger, spawn_child)
+        if kind == "llm":  # a child run is sent no form: its answer is judged by whoever asked
+            check_form(params)
         endpoint = resolve(params.model) if kind == "llm" else None
         model = params.model or (endpoint.model if endpoint else "")
         price = endpoint.price(model) if endpoint else None

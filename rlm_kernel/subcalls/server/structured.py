@@ -17,9 +17,10 @@ from typing import Any, Literal
 import msgspec
 
 from rlm_kernel.cells import SubcallParams
+from rlm_kernel.errors import UsageError
 from rlm_kernel.subcalls.endpoint import EndpointError
 
-__all__ = ["ServerKind", "TypedForm", "gbnf_literal", "typed_form"]
+__all__ = ["ServerKind", "TypedForm", "check_form", "gbnf_literal", "typed_form"]
 
 ServerKind = Literal["vllm", "llamacpp", "openai", "other"]
 """``openai`` is OpenAI's own, ``other`` any that did not say what it is."""
@@ -89,6 +90,17 @@ class _Wrapped(msgspec.Struct, frozen=True):
 
 
 _decode_wrapped = msgspec.json.Decoder(_Wrapped).decode
+
+
+def check_form(params: SubcallParams) -> None:
+    """Raise `UsageError` where *params* ask for a form that no server can be sent."""
+    try:
+        if params.choices is not None:
+            _check_choices(tuple(params.choices))
+        elif params.schema is not None:
+            _parsed(params.schema)
+    except EndpointError as error:
+        raise UsageError(error.reason) from None
 
 
 def typed_form(params: SubcallParams, kind: ServerKind, *, tools: bool) -> TypedForm | None:
