@@ -9,7 +9,8 @@ A *spec* names the root or the model of the sub-calls in one word:
     human                a person writes the cells (root only)
     playbook:FILE        cells from a file (root only)
 
-URL may be several, with commas between them, each with its ``http://``: servers of one model.
+URL may be several, with commas and no blanks between them, each with its ``http://``: servers of
+one model.
 
 This is the only module that reads environment variables for endpoints. What
 it returns is frozen, and a spec never holds a key, so that it can be shown,
@@ -190,7 +191,10 @@ def _nearest(kind: str, rest: str, forms: tuple[str, ...]) -> str:
 
 
 _SERVER = re.compile(r"(?P<model>.*?)(?:@(?P<urls>https?://.*))?", re.IGNORECASE | re.DOTALL)
-_BETWEEN_URLS = re.compile(r"\s*,\s*(?=https?://)", re.IGNORECASE)
+_BETWEEN_URLS = re.compile(r",(?=https?://)", re.IGNORECASE)
+_NOT_IN_URLS = re.compile(r"[\s'\"]")
+"""Where a spec that stands in a text ends, as whoever looks for specs in it sees it."""
+
 _SCHEMELESS = re.compile(r"(?:localhost|[\w.-]+:\d+|\[[\da-f:.]+\])(?:[:/].*)?", re.IGNORECASE)
 _VERSIONS = ("latest", "default", "main")
 _HOST = re.compile(
@@ -225,6 +229,11 @@ def _model_and_urls(kind: str, rest: str) -> tuple[str, tuple[str, ...]]:
 
 def _normal_urls(given: str) -> tuple[str, ...]:
     """The URLs of *given*, each once, in their order."""
+    if _NOT_IN_URLS.search(given):
+        raise UsageError(
+            "the URLs of servers have no blanks and no quotes in them or between them: "
+            "write MODEL@http://HOST:PORT,http://HOST:PORT"
+        )
     return tuple(dict.fromkeys(_normal_url(url) for url in _BETWEEN_URLS.split(given)))
 
 

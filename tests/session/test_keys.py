@@ -52,6 +52,23 @@ def test_a_spec_in_a_persons_text_is_trusted_and_no_other() -> None:
         models.check_root("openai:m@http://evil.example")
 
 
+@pytest.mark.parametrize("between", [",", " , ", ", ", "\n,"])
+def test_servers_that_a_persons_text_names_are_all_asked_or_the_spec_is_refused(
+    between: str,
+) -> None:
+    """What is found in the text is what is read of the spec: not only the first of its servers."""
+    spec = f"openai:m@http://one.local{between}http://two.local"
+    models = Models({})
+    models.name(f"sub_RLM(['x'], model='{spec}')")
+    if between == ",":
+        assert (
+            models.sub(Settings(), spec).spec == "openai:m@http://one.local/v1,http://two.local/v1"
+        )
+    else:
+        with pytest.raises(UsageError, match="no blanks"):
+            models.sub(Settings(), spec)
+
+
 def test_a_key_is_asked_for_before_anything_starts() -> None:
     with pytest.raises(UsageError, match="OPENAI_API_KEY"):
         RLM(root="openai:m@https://api.example.com", environ={})
