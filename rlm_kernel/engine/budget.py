@@ -187,7 +187,9 @@ class Reservation:
 
 def named_cost(cost: object) -> float:
     """US dollars that a server names in its usage, as OpenRouter does; 0 where it names none."""
-    return float(cost) if isinstance(cost, float | int) and 0 <= cost <= MOST else 0.0
+    if isinstance(cost, bool) or not isinstance(cost, float | int):
+        return 0.0
+    return float(cost) if 0 <= cost <= MOST else 0.0
 
 
 def unpriced(model: str) -> str:

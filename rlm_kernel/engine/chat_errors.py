@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rlm_kernel.http_errors import (
+    Diagnosis,
+    ErrorDetail,
+    Redactor,
+    detail_in,
+    diagnose,
+    quoted,
+    status_inside,
+)
+
+if TYPE_CHECKING:
+    import openai
 
 __all__ = ["FailureError", "translated"]
 
-LONGEST_MESSAGE = 300
-"""Characters of a server's own words in an error."""
-
-_RETRYABLE = frozenset({408, 409, 425, 429})
-_TOO_LONG = re.compile(r"context[ _](?:length|size|window)|maximum context|too long", re.IGNORECASE)
 _KEY_HINT = "set OPENAI_API_KEY (or RLM_API_KEY) to a key that it takes"
 _URL_HINT = "check that its URL is that of an OpenAI-compatible endpoint"
 
@@ -32,9 +42,7 @@ class FailureError(Exception):
 
 
 @contextlib.asynccontextmanager
-async def translated(
-    seconds: float, *, begun: bool, redact: Callable[[str], str]
-) -> AsyncIterator[None]:
+async def translated(seconds: float, *, begun: bool, redact: Redactor) -> AsyncIterator[None]:
     """Bound what happens inside to *seconds*, and raise `FailureError` for what fails there.
 
     *begun* says whether the reply has begun: then nothing is sent again, and a
@@ -54,11 +62,9 @@ async def translated(
     except openai.APIStatusError as error:
         raise _refused(error, redact) from None
     except openai.APIConnectionError as error:
-        raise _unreachable(error, begun) from None
+        raise _unreachable(error, begun, redact) from None
     except openai.APIError as error:
-        # Inside a stream whose status was 200: the engine behind the server failed.
-        said = redact(error.message)[:LONGEST_MESSAGE]
-        raise FailureError(f"broke off with an error: {said}", retryable=not begun) from None
+        raise _broken_off(error, begun, redact) from None
     except ValueError:
         # Not JSON, not UTF-8, or JSON that is no chunk of a chat completion.
         raise FailureError(
@@ -68,48 +74,58 @@ async def translated(
         # Client libraries before 2.0 let errors of the transport through while they stream.
         if type(error).__module__.partition(".")[0] not in ("httpx", "httpcore"):
             raise
-        raise _unreachable(error, begun) from None
+        raise _unreachable(error, begun, redact) from None
 
 
-def _unreachable(error: Exception, begun: bool) -> FailureError:
+def _unreachable(error: Exception, begun: bool, redact: Redactor) -> FailureError:
     if begun:
         return FailureError("cut the connection in the middle of its reply; try again")
     cause = error.__cause__ or error
-    why = f"{type(cause).__name__}: {cause}".rstrip(": ")
+    why = type(cause).__name__ + quoted(str(cause), redact)
     return FailureError(
-        f"cannot be reached ({why[:LONGEST_MESSAGE]}); check its URL and that it is running",
-        retryable=True,
+        f"cannot be reached ({why}); check its URL and that it is running", retryable=True
     )
 
 
-def _refused(error: object, redact: Callable[[str], str]) -> FailureError:
-    import openai
-
-    assert isinstance(error, openai.APIStatusError)
-    status = error.status_code
-    body = error.body
-    said = body.get("message") if isinstance(body, dict) else None
-    said = f": {redact(str(said))[:LONGEST_MESSAGE]}" if said else ""
-    if status in (401, 403):
-        return FailureError(f"refused the key ({status}); {_KEY_HINT}")
-    if status == 404:
-        return FailureError(f"has no such model or path (404{said}); check its model and URL")
-    if error.code == "insufficient_quota":
-        return FailureError(f"has no quota left for this key ({status}{said}); {_KEY_HINT}")
-    if _TOO_LONG.search(said):
-        return FailureError(
-            f"cannot take the conversation, which is too long for it ({status}{said}); "
-            "use a root with a longer context"
-        )
-    if status in _RETRYABLE or status >= 500:
-        wait = _seconds(error.response.headers.get("retry-after"))
-        return FailureError(f"failed ({status}{said}); try again later", True, wait)
-    return FailureError(f"refused the request ({status}{said}); check its model and options")
-
-
-def _seconds(text: str | None) -> float | None:
-    """``Retry-After`` in seconds; its form as a date is left to our own backoff."""
+def _broken_off(error: openai.APIError, begun: bool, redact: Redactor) -> FailureError:
+    """An error inside a stream whose status was 200."""
     try:
-        return max(float(text), 0.0) if text else None
-    except ValueError:
-        return None
+        detail = msgspec.convert(error.body, ErrorDetail)
+    except msgspec.ValidationError:
+        detail = ErrorDetail()
+    told = diagnose(status_inside(detail), detail, {}, redact)
+    advice = "try again" if told.retryable else "check its model and options"
+    return FailureError(
+        f"broke off with an error{quoted(error.message, redact)}; {advice}",
+        retryable=told.retryable and not begun,
+    )
+
+
+def _refused(error: openai.APIStatusError, redact: Redactor) -> FailureError:
+    response = error.response
+    # The client reads the body of an error, unless the connection was closed before.
+    body = response.content if response.is_stream_consumed else b""
+    told = diagnose(error.status_code, detail_in(body), response.headers, redact)
+    return FailureError(_reason(error.status_code, told), told.retryable, told.retry_after)
+
+
+def _reason(status: int, told: Diagnosis) -> str:
+    said = f"{status}{told.said}"
+    match told.fault:
+        case "key":
+            return f"refused the key ({status}); {_KEY_HINT}"
+        case "missing":
+            return f"has no such model or path ({said}); check its model and URL"
+        case "quota":
+            return f"has no quota left for this key ({said}); {_KEY_HINT}"
+        case "too_long":
+            return (
+                f"cannot take the conversation, which is too long for it ({said}); "
+                "use a root with a longer context"
+            )
+        case "busy":
+            return f"failed ({said}); try again later"
+        case "redirect":
+            return f"redirects to {told.target} ({status}); use that URL in its spec"
+        case "request":
+            return f"refused the request ({said}); check its model and options"

@@ -24,6 +24,7 @@ from rlm_kernel.engine.budget import Usage, named_cost
 from rlm_kernel.engine.chat_errors import FailureError, translated
 from rlm_kernel.engine.root_protocol import Message, RootStream
 from rlm_kernel.errors import RootError
+from rlm_kernel.http_errors import Redactor, checked_key
 from rlm_kernel.prices import Price, prices_from
 from rlm_kernel.text import CHARS_PER_TOKEN
 
@@ -55,7 +56,8 @@ class ChatRoot:
     model, base_url
         As in the spec ``openai:MODEL@URL``; without URL, OpenAI or ``OPENAI_BASE_URL``.
     api_key
-        Where ``None``, the key of the environment. It is sent and never shown.
+        Where ``None``, the key of the environment. It is sent and never shown; one that cannot
+        stand in a header is a `UsageError`.
     temperature, max_tokens
         Of each reply; ``None`` leaves them to the server.
     timeout
@@ -101,7 +103,8 @@ class ChatRoot:
         self.name = str(spec)
         self.model = spec.model
         self.base_url = spec.base_url
-        self._api_key = api_key_for(spec) if api_key is None else api_key
+        self._api_key = api_key_for(spec) if api_key is None else checked_key(api_key)
+        self.redact = Redactor(self._api_key)
         self.temperature = temperature
         self.max_tokens = max_tokens
         self.timeout = timeout
@@ -137,6 +140,8 @@ class ChatRoot:
                 base_url=self.base_url,
                 max_retries=0,
                 timeout=openai.Timeout(self.timeout, connect=CONNECT_TIMEOUT),
+                # A redirect would take the conversation elsewhere.
+                http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
             )
         return self._client
 
@@ -196,13 +201,6 @@ class ChatRoot:
             limit = (model.model_extra or {}).get("max_model_len")
             if model.id == self.model and isinstance(limit, int):
                 self.context_limit = limit
-
-    def redact(self, text: str) -> str:
-        """*text* in one line, short, and without the key."""
-        text = " ".join(text.split())
-        if len(self._api_key) > 4:
-            text = text.replace(self._api_key, "***")
-        return text if len(text) <= 400 else f"{text[:400]}…"
 
 
 class _ChatStream:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Sequence
+from urllib.parse import quote
 
 import pytest
 
@@ -33,6 +36,11 @@ KEY = "sk-very-secret-0123456789"
 def root_of(server: ScriptedServer, **options: object) -> ChatRoot:
     options.setdefault("backoff", 0.001)
     return ChatRoot("scripted", server.base_url, KEY, **options)  # type: ignore[arg-type]
+
+
+def failed_inside(code: int, message: str) -> str:
+    """An event of a stream, with an error."""
+    return json.dumps({"error": {"message": message, "code": code}})
 
 
 async def hear(stream: RootStream) -> str:
@@ -90,6 +98,22 @@ async def test_a_usage_that_no_count_can_be_is_not_believed() -> None:
 
     assert stream.usage.estimated
     assert stream.usage.tokens < 1000
+
+
+@pytest.mark.parametrize("cost", ["-1", "1e300", "1e400", "NaN", '"much"', "true", "[1]"])
+async def test_a_cost_that_no_sum_can_be_is_not_believed(cost: str) -> None:
+    """One would use up the budget, or give some back."""
+    end = (
+        '{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],"usage":'
+        f'{{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4,"cost":{cost}}}}}'
+    )
+    async with ScriptedServer([Garbage(text="hello", body=end)]) as server:
+        root = root_of(server)
+        stream = root.propose(ASKED)
+        await hear(stream)
+        await root.close()
+
+    assert (stream.usage.tokens, stream.usage.cost) == (4, 0)
 
 
 async def test_the_request_holds_what_was_asked_for_and_nothing_else() -> None:
@@ -216,6 +240,19 @@ async def test_asking_again_is_bounded_told_of_and_logged(caplog: pytest.LogCapt
     assert KEY not in caplog.text
 
 
+@pytest.mark.parametrize("header", ["nan", "-5", "soon", "1e400", "9" * 400])
+async def test_an_absurd_retry_after_is_ignored(header: str) -> None:
+    """As though the server had named no time."""
+    busy = Refuse(429, headers={"Retry-After": header})
+    async with ScriptedServer([busy, "ok"]) as server:
+        root = root_of(server)
+        async with asyncio.timeout(30):  # less than the longest wait
+            assert await hear(root.propose(ASKED)) == "ok"
+        await root.close()
+
+    assert len(server.requests) == 2
+
+
 async def test_retry_after_is_honoured_up_to_a_minute_and_the_wait_can_be_cancelled() -> None:
     waits: asyncio.Queue[str] = asyncio.Queue()
 
@@ -246,6 +283,14 @@ async def test_retry_after_is_honoured_up_to_a_minute_and_the_wait_can_be_cancel
         (Refuse(400, "This model's maximum context length is 9"), "too long for it (400: This"),
         (Refuse(400, f"odd {KEY}"), "refused the request (400: odd ***)"),
         (Refuse(404, page="<html>nothing here</html>"), "no such model or path (404)"),
+        (Refuse(400, f"odd {KEY[:16]}...{KEY[-8:]}"), "(400: odd ***...***)"),
+        (Refuse(400, f"odd {quote(KEY)}"), "(400: odd ***)"),
+        (Refuse(422, b64encode(KEY.encode()).decode()), "(422: ***"),
+        (Refuse(400, "lone \ud800 half"), "(400)"),
+        (Refuse(413, "too much"), "too long for it (413: too much)"),
+        (Refuse(307, headers={"Location": "https://h/v1"}), "redirects to https://h/v1 (307)"),
+        (Refuse(307, headers={"Location": f"https://h/?k={KEY}"}), "https://h/?k=*** (307)"),
+        (Garbage(body=failed_inside(400, "bad form")), "error: bad form; check its model"),
         (Garbage(), "sent something that is no chat completion"),
         (Garbage(body="[1, 2]"), "sent something that is no chat completion"),
         (Garbage(body='{"choices": 7}'), "sent something that is no chat completion"),
@@ -341,6 +386,13 @@ def test_a_root_is_named_by_its_spec_without_the_key() -> None:
     root = ChatRoot("org/model:1", "http://127.0.0.1:9", KEY)
     assert root.name == "openai:org/model:1@http://127.0.0.1:9/v1"
     assert KEY not in repr(root)
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\nX-Other: 1", f"{KEY}ä"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(UsageError, match="characters that no key has") as caught:
+        ChatRoot("m", "http://127.0.0.1:9", key)
+    assert KEY not in str(caught.value)
 
 
 def test_a_url_with_a_password_is_refused() -> None:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.config import EndpointSpec
+from rlm_kernel.http_errors import Redactor
 from rlm_kernel.subcalls.endpoint import EndpointError, ToolSpec
 from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
-from rlm_kernel.subcalls.server.refusals import Redactor
 
 KEY = "sk-proj-01+23/45=6789abcdefXYZ"
 PARTS = {KEY[start : start + 8] for start in range(len(KEY) - 7)}

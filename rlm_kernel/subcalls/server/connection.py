@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rlm_kernel.errors import UsageError
+from rlm_kernel.http_errors import Redactor, checked_key
 from rlm_kernel.subcalls.endpoint import EndpointError
-from rlm_kernel.subcalls.server.refusals import Redactor
 
 if TYPE_CHECKING:
     import aiohttp
@@ -79,9 +78,7 @@ class Connection:
         self.root = url.removesuffix("/v1")
         """Where servers have what is not of OpenAI's API, such as ``/metrics``."""
 
-        self.redact = Redactor(key)
-        if not (key.isascii() and key.isprintable()):
-            raise UsageError("the API key has characters that no key has: set it again")
+        self.redact = Redactor(checked_key(key))
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self.redact.key:
             self._headers["Authorization"] = f"Bearer {key}"

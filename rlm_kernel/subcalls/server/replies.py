@@ -7,9 +7,10 @@ import time
 import msgspec
 
 from rlm_kernel.engine.budget import Usage
+from rlm_kernel.http_errors import ErrorDetail, Redactor, status_inside
 from rlm_kernel.subcalls.endpoint import EndpointError, Reply, ToolUse
 from rlm_kernel.subcalls.server.connection import MAX_BODY, Connection
-from rlm_kernel.subcalls.server.refusals import Redactor, Refused, refusal
+from rlm_kernel.subcalls.server.refusals import Refused, refusal_of
 from rlm_kernel.subcalls.server.sse import EventReader
 from rlm_kernel.subcalls.server.tool_wire import UseParts
 from rlm_kernel.subcalls.server.wire import (
@@ -197,7 +198,5 @@ def _why_empty(choice: Choice, finish: str) -> str:
 def _error_inside(completion: Completion, request: Refused, redact: Redactor) -> EndpointError:
     """The error in a reply whose status was 200: the engine failed after it was sent."""
     error = completion.error
-    code = None if isinstance(error, str) or error is None else error.code
-    status = code if isinstance(code, int) and 400 <= code < 600 else 500
-    body = msgspec.json.encode({"error": error})
-    return refusal(status, body, {}, request=request, redact=redact)
+    detail = error if isinstance(error, ErrorDetail) else ErrorDetail(message=error)
+    return refusal_of(status_inside(detail), detail, {}, request=request, redact=redact)

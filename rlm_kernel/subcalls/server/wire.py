@@ -14,8 +14,8 @@ from msgspec import Meta
 
 from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Usage, named_cost
+from rlm_kernel.http_errors import ErrorDetail
 from rlm_kernel.subcalls.endpoint import Exchange, ToolSpec
-from rlm_kernel.subcalls.server.refusals import ErrorDetail
 from rlm_kernel.subcalls.server.structured import ServerKind, TypedForm, typed_form
 from rlm_kernel.subcalls.server.tool_wire import Message, ToolAsked, ToolOffer, offers, rounds
 from rlm_kernel.text import estimated_tokens, replace_surrogates
