@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlm_kernel.repl.worker.subcalls.numerals import number_in
 from rlm_kernel.repl.worker.subcalls.replies import Unfit, bare, value_in
 
 
@@ -25,6 +26,13 @@ def a_list(text: str) -> Any:
     value = json.loads(text)
     if not isinstance(value, list):
         raise Unfit("is no list")
+    return value
+
+
+def a_number(text: str) -> Any:
+    value = json.loads(text)
+    if not isinstance(value, (int, float)):
+        raise Unfit("is no number")
     return value
 
 
@@ -104,3 +112,79 @@ def test_any_text_is_either_a_value_or_unfit(text: str) -> None:
 def test_prose_around_a_value_changes_nothing(value: dict[str, Any], prose: str) -> None:
     """As long as it has no brackets of its own."""
     assert value_in(f"{prose}{json.dumps(value)}{prose}", an_object) == value
+
+
+# --- numbers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("42", 42),
+        ("The answer is 42.", 42),
+        ("**42**", 42),
+        ('"42"', 42),
+        ("```json\n42\n```", 42),
+        ("$1,234,567.50 in all", 1234567.5),
+        ("1_000 people", 1000),
+        ("There are 12\u202f345, I think.", 12345),
+        ("It is -5.", -5),
+        ("It is \u22125 degrees.", -5),
+        ("+7", 7),
+        ("007", 7),
+        (".5", 0.5),
+        ("About 6.02e23 of them", 6.02e23),
+        ("42%", 42),
+        ("<think>4 or 5? No.</think>6", 6),
+        ("```json\n[]\n```\n```json\n8\n```", 8),
+    ],
+)
+def test_the_only_number_of_a_sentence_is_found(text: str, number: float) -> None:
+    """However its thousands and its sign are written."""
+    assert number_in(text, a_number) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "holds no number"),
+        ("I do not know.", "holds no number"),
+        ("null", "holds no number"),
+        ("42 of 100", "holds 2 numbers"),
+        ("10-20", "holds 2 numbers"),
+        ("1,2", "holds 2 numbers"),
+        ("0,500", "holds 2 numbers"),
+        ("1,2345", "holds 2 numbers"),
+        ("on 24.12.2020", "holds 3 numbers"),
+        ("GPT-4", "only a part"),
+        ("the 3rd", "only a part"),
+        ("5k", "only a part"),
+        ("2\u00bd", "only a part"),
+        ("1.5 million", "only a part"),
+        ("minus 5", "only a part"),
+        ("-$5", "only a part"),
+        ("<think>Perhaps 5", "in the middle of a thought"),
+        ('{"year": 19', "holds no JSON"),
+        ('{"year": 1900}', "is no number"),
+        ("[1]", "is no number"),
+    ],
+)
+def test_a_number_that_may_be_another_is_not_taken(text: str, reason: str) -> None:
+    """The reason says how many there are."""
+    with pytest.raises(Unfit, match=reason):
+        number_in(text, a_number)
+
+
+@given(st.integers() | st.floats(allow_nan=False, allow_infinity=False))
+def test_every_number_is_read_as_python_writes_it(number: float) -> None:
+    """With and without marks between thousands, in a sentence."""
+    assert number_in(f"It is {number!r}.", a_number) == number
+    if isinstance(number, int):
+        assert number_in(f"It is {number:,}.", a_number) == number
+
+
+@given(st.text(alphabet="0123456789.,-+eE_ %$kx\u00a0\u2212\u0663"))
+def test_any_numerals_are_either_a_number_or_unfit(text: str) -> None:
+    """What is found is always JSON."""
+    with suppress(Unfit):
+        assert isinstance(number_in(text, a_number), (int, float))

@@ -50,6 +50,8 @@ class Tree:
     ("kind", "reply", "value"),
     [
         ("int", "42", "42"),
+        ("int", "The answer is 1,234.", "1234"),
+        ("{'type': 'integer', 'minimum': 0}", "There are 3.", "3"),
         ("float", "```json\n0.5\n```", "0.5"),
         ("bool", "No.", "False"),
         ("bool", "true", "True"),
@@ -171,7 +173,7 @@ def test_all_failing_items_are_asked_again_together_and_once(worker: WorkerDrive
     assert second.params == first.params
     for prompt, start in zip(second.prompts, ["bad", "mended", "bad"], strict=True):
         assert prompt.startswith(f"{start}\n\n")
-        assert "holds no JSON" in prompt
+        assert "holds no number, where one is asked for" in prompt
         assert prompt.endswith("Reply once more, in the form that is asked for.")
     assert "one" in second.prompts[1]
     assert model.verdicts == [
@@ -186,7 +188,7 @@ def test_all_failing_items_are_asked_again_together_and_once(worker: WorkerDrive
     assert {asked.params.task for asked in model.asked} == {"count"}
     assert len(model.judged) == 2
     reasons = [v.reason for judged in model.judged for v in judged.verdicts if not v.ok]
-    assert all("JSON" in reason for reason in reasons)
+    assert all("number" in reason for reason in reasons)
 
 
 def test_a_single_prompt_that_stays_unfit_raises(worker: WorkerDriver) -> None:
@@ -197,7 +199,7 @@ def test_a_single_prompt_that_stays_unfit_raises(worker: WorkerDriver) -> None:
     ):
         error = worker.run(code, answer=Model(lambda prompt: "old " * 1000)).errors[0]
         assert error.ename == "SubcallError"
-        assert error.evalue.startswith("age: the reply holds no JSON")
+        assert error.evalue.startswith("age: the reply holds no number")
         assert "also when it was asked again" in error.evalue
         assert "'old old" in error.evalue
         assert len(error.evalue) < 500

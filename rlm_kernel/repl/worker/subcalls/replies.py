@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["Unfit", "bare", "value_in"]
+__all__ = ["Unfit", "bare", "thought_out", "value_in"]
 
 _THINKING = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 _FENCED = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
@@ -32,7 +32,7 @@ class Unfit(ValueError):
 
 def bare(text: str) -> str:
     """*text* without a thought before it and without quotes, emphasis and full stop around it."""
-    return _thought_out(text).strip(_AROUND).rstrip(".!").strip(_AROUND)
+    return thought_out(text).strip(_AROUND).rstrip(".!").strip(_AROUND)
 
 
 def value_in(text: str, fit: Callable[[str], Any]) -> Any:
@@ -48,7 +48,7 @@ def value_in(text: str, fit: Callable[[str], Any]) -> Any:
     Unfit
         None is there, none fits, or several do.
     """
-    text = _thought_out(text).strip()
+    text = thought_out(text).strip()
     found: list[Any] = []
     reasons: list[str] = []
     for candidate in _candidates(text):
@@ -63,7 +63,8 @@ def value_in(text: str, fit: Callable[[str], Any]) -> Any:
     raise Unfit(reasons[0] if reasons else "holds no JSON that is whole")
 
 
-def _thought_out(text: str) -> str:
+def thought_out(text: str) -> str:
+    """*text* without a thought before it."""
     thinking = _THINKING.match(text)
     return text if thinking is None else text[thinking.end() :]
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from rlm_kernel.repl.worker.subcalls.numerals import number_in
 from rlm_kernel.repl.worker.subcalls.replies import Unfit, bare, value_in
 
 __all__ = ["Reading", "reading_of", "reading_of_choices"]
@@ -26,6 +27,7 @@ Fit = Callable[[str], Any]
 """Makes a value of its JSON text; raises `Unfit`."""
 
 _MAX_NAME = 60
+_NUMBERS = ("integer", "number")
 _TOO_DEEP = "it is nested too deeply"
 
 
@@ -142,9 +144,10 @@ def _listed(labels: Iterable[str]) -> str:
 
 def _json_reading(name: str, schema: dict[str, Any], fit: Fit) -> Reading:
     text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    find = number_in if schema.get("type") in _NUMBERS else value_in
     return Reading(
         name=_cut(name),
-        read=lambda reply: value_in(reply, fit),
+        read=lambda reply: find(reply, fit),
         told=f"JSON that fits this JSON Schema, and nothing else: {text}",
         schema=text,
     )
