@@ -235,6 +235,47 @@ async def test_blanks_alone_are_a_reply_where_they_are_a_choice() -> None:
         await endpoint.close()
 
 
+# --- replies that have a bound ------------------------------------------------------------------
+
+NUMBER = SubcallParams(schema='{"type": "integer", "minimum": 0}')
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llamacpp"])
+@pytest.mark.parametrize(
+    ("params", "bound"),
+    [
+        (NUMBER, 64),
+        (CHOICES, 4 + 16),
+        (SubcallParams(choices=["ab", "\u65e5\u672c\u8a9e"]), 9 + 16),
+        (SCHEMA, None),
+        (SubcallParams(schema='{"type": "string"}'), None),
+        (SubcallParams(), None),
+        (msgspec.structs.replace(NUMBER, max_tokens=2000), 2000),
+    ],
+)
+async def test_a_small_form_bounds_the_reply_by_itself(
+    kind: ServerKind, params: SubcallParams, bound: int | None
+) -> None:
+    """A small model that a grammar keeps to a number may else fill its context with digits."""
+    body, _ = await sent(kind, params)
+    assert body.get("max_tokens") == bound
+
+
+@pytest.mark.parametrize("params", [NUMBER, CHOICES])
+@pytest.mark.parametrize("kind", ["openai", "other"])
+async def test_a_model_that_may_say_more_than_the_form_has_no_bound(
+    kind: ServerKind, params: SubcallParams
+) -> None:
+    """Its thoughts count, or it speaks before it comes to the value."""
+    body, _ = await sent(kind, params)
+    assert not {"max_tokens", "max_completion_tokens"} & set(body)
+
+
+def test_with_tools_a_small_form_is_no_bound() -> None:
+    """The reply may ask for one, with arguments of any length."""
+    assert form_of(CHOICES, "vllm", tools=True).most is None
+
+
 # --- replies that were cut ----------------------------------------------------------------------
 
 
@@ -270,7 +311,12 @@ async def test_a_typed_reply_that_was_cut_is_an_error(params: SubcallParams, tex
 
 @pytest.mark.parametrize(
     ("params", "text"),
-    [(SCHEMA, '{"name": "A", "age": 1}\n'), (CHOICES, "spam"), (SubcallParams(), "12")],
+    [
+        (SCHEMA, '{"name": "A", "age": 1}\n'),
+        (SubcallParams(schema='{"type": "integer"}'), "12\n\n\n\n\n"),
+        (CHOICES, "spam"),
+        (SubcallParams(), "12"),
+    ],
 )
 async def test_a_reply_that_was_whole_when_its_tokens_were_used_up_is_taken(
     params: SubcallParams, text: str

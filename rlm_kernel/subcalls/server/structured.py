@@ -35,6 +35,13 @@ DEEPEST = 32
 _TOLD = 2000
 """Characters of a schema that is told in words too, where the server enforces it anyway."""
 
+_SCALARS = ("integer", "number", "boolean", "null")
+_SCALAR_TOKENS = 64
+"""Of a reply that is a number. A grammar lets small models write digits or blanks without end."""
+
+_SLACK = 16
+"""Tokens of a reply beside its choice. Of the choice, no more than its bytes."""
+
 _STRICT_KEYWORDS = frozenset(
     {
         *("type", "properties", "required", "additionalProperties", "items", "enum", "const"),
@@ -66,13 +73,16 @@ class TypedForm(msgspec.Struct, frozen=True, kw_only=True):
     """The reply is an object that has what was asked for as its ``value``."""
 
     choices: tuple[str, ...] = ()
+    most: int | None = None
+    """Tokens that suffice for the reply; ``None`` where nothing bounds it, or where a model may
+    say something before it: the server does not keep it to the form, or counts its thoughts."""
 
     def is_whole(self, text: str) -> bool:
         """Whether *text*, which ended at max_tokens, was whole nevertheless."""
         if self.choices and not self.unwrap:
             return text in self.choices
-        # A number may lack digits; what has brackets or quotes has them at both ends.
-        return text.rstrip()[-1:] in ("}", "]", '"') and _is_json(text)
+        # A number may lack digits, unless a blank follows; the others have an end of their own.
+        return text[-1:] in ("}", "]", '"', " ", "\n", "\t", "\r") and _is_json(text)
 
     def taken(self, text: str) -> str:
         """What was asked for, out of the reply *text*."""
@@ -132,12 +142,13 @@ def typed_form(params: SubcallParams, kind: ServerKind, *, tools: bool) -> Typed
 def _form_of_choices(choices: tuple[str, ...], kind: ServerKind) -> TypedForm:
     _check_choices(choices)
     told = _told_choices(choices)
+    most = max(len(choice.encode()) for choice in choices) + _SLACK
     if kind == "vllm":
         raw = _raw({"choice": list(choices)})
-        return TypedForm(instruction=told, structured_outputs=raw, choices=choices)
+        return TypedForm(instruction=told, structured_outputs=raw, choices=choices, most=most)
     if kind == "llamacpp":
         grammar = "root ::= " + " | ".join(map(gbnf_literal, choices))
-        return TypedForm(instruction=told, grammar=grammar, choices=choices)
+        return TypedForm(instruction=told, grammar=grammar, choices=choices, most=most)
     if kind == "openai":
         schema = {"type": "string", "enum": list(choices)}
         strict = len(choices) <= _STRICT_ENUM
@@ -205,7 +216,8 @@ def _form_of_schema(schema: str, kind: ServerKind) -> TypedForm:
     if len(schema) > _TOLD:
         told = "Reply with JSON and nothing else."
     if kind != "openai":
-        return TypedForm(instruction=told, response_format=_response_format(raw))
+        most = _SCALAR_TOKENS if parsed.get("type") in _SCALARS else None
+        return TypedForm(instruction=told, response_format=_response_format(raw), most=most)
     unwrap = parsed.get("type") != "object" or "anyOf" in parsed
     if unwrap and _REF_TO_ROOT.search(schema):
         return TypedForm(instruction=told)  # inside of another object it would mean that one

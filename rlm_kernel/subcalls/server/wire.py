@@ -94,6 +94,9 @@ class RequestForm:
         system = _system_text(params.system, typed)
         self._messages = [] if system is None else [Message("system", replace_surrogates(system))]
         self._messages += [Message("user", msgspec.Raw(_GAP)), *rounds(exchanges)]
+        max_tokens = params.max_tokens
+        if max_tokens is None and typed is not None:
+            max_tokens = typed.most
         # OpenAI's reasoning models refuse the older name of the limit, which in turn is the only
         # one that some other servers know.
         new_names = kind == "openai"
@@ -101,8 +104,8 @@ class RequestForm:
             model=model,
             messages=self._messages,
             temperature=params.temperature,
-            max_tokens=None if new_names else params.max_tokens,
-            max_completion_tokens=params.max_tokens if new_names else None,
+            max_tokens=None if new_names else max_tokens,
+            max_completion_tokens=max_tokens if new_names else None,
             stop=[replace_surrogates(text) for text in params.stop or ()] or None,
             seed=params.seed,
             tools=offers(tools),
