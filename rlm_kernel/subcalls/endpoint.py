@@ -12,7 +12,15 @@ from rlm_kernel.engine.budget import Usage
 from rlm_kernel.errors import SubcallError
 from rlm_kernel.prices import Price
 
-__all__ = ["Endpoint", "EndpointError", "Exchange", "Reply", "ToolSpec", "ToolUse"]
+__all__ = [
+    "CutShortError",
+    "Endpoint",
+    "EndpointError",
+    "Exchange",
+    "Reply",
+    "ToolSpec",
+    "ToolUse",
+]
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +122,41 @@ class EndpointError(SubcallError):
         self.trouble = list(trouble)
 
 
+class CutShortError(EndpointError):
+    """The call was cancelled: the cause of the `asyncio.CancelledError` that `Endpoint.complete`
+    raises, where the endpoint sends more than one request for a call.
+
+    Parameters
+    ----------
+    usage, trouble
+        Of the requests that had failed before.
+    attempts
+        Requests that were sent, the one under way among them.
+    server
+        URL of the server that was asked last, where the endpoint has several.
+    under_way
+        Whether there was a request whose reply was not waited for.
+    """
+
+    def __init__(
+        self,
+        *,
+        usage: Usage | None,
+        attempts: int,
+        server: str,
+        trouble: Sequence[str],
+        under_way: bool,
+    ) -> None:
+        super().__init__(
+            "the call was cancelled",
+            usage=usage,
+            attempts=attempts,
+            server=server,
+            trouble=trouble,
+        )
+        self.under_way = under_way
+
+
 class Endpoint(Protocol):
     """A model that completes prompts."""
 
@@ -147,7 +190,8 @@ class Endpoint(Protocol):
         """One request for one completion; cancelling it ends it on the server too.
 
         *exchanges* are the rounds so far of a call that has *tools*. Raises `EndpointError`,
-        and `UsageError` where the endpoint cannot be had at all.
+        and `UsageError` where the endpoint cannot be had at all. What a cancelled call met before
+        may be told by a `CutShortError`, as the cause of the cancellation.
         """
 
     async def context_limit(self) -> int | None:

@@ -14,6 +14,7 @@ from rlm_kernel.config import EndpointSpec
 from rlm_kernel.engine.budget import Budget, Ledger
 from rlm_kernel.engine.events import Event, SubcallEnded, SubcallStarted
 from rlm_kernel.subcalls.endpoint import Endpoint
+from rlm_kernel.subcalls.fleet.fleet import Fleet
 from rlm_kernel.subcalls.scheduling.scheduler import Batch, Outcome, Retry, Scheduler
 from rlm_kernel.subcalls.server.openai_http import OpenAIEndpoint
 from tests.servers.scripted import MODEL, Say, ScriptedServer, Step
@@ -108,6 +109,13 @@ class Gate:
         self._gates[prompt].set()
 
 
+async def until_down(fleet: Fleet) -> None:
+    """Wait until *fleet* knows that its only server is gone."""
+    async with asyncio.timeout(20):
+        while fleet._members[0].state != "down":  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0.01)
+
+
 async def settled(bench: Bench) -> None:
     """Let everything run that could run now, several ticks of it."""
     for _ in range(50):
@@ -119,6 +127,22 @@ async def server() -> AsyncIterator[ScriptedServer]:
     """A server that answers every prompt with ``re: PROMPT``."""
     async with ScriptedServer(reply=lambda prompt: f"re: {prompt}") as server:
         yield server
+
+
+@pytest.fixture
+async def fleet_of() -> AsyncIterator[Any]:
+    """Makes a fleet before servers, and closes it."""
+    fleets: list[Fleet] = []
+
+    def make(*servers: ScriptedServer, slots: int | None = None, **options: Any) -> Fleet:
+        options = {"patience_s": 0.3, "cooldown_s": 0.01} | options
+        members = [endpoint_for(server, slots=slots) for server in servers]
+        fleets.append(Fleet("openai:scripted@all", MODEL, members, **options))
+        return fleets[-1]
+
+    yield make
+    for fleet in fleets:
+        await fleet.close()
 
 
 @pytest.fixture

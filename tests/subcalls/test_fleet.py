@@ -29,25 +29,9 @@ from tests.servers.scripted import (
     ScriptedServer,
     Step,
 )
-from tests.subcalls.conftest import Bench, endpoint_for
+from tests.subcalls.conftest import Bench, endpoint_for, until_down
 
 PLAIN = SubcallParams()
-
-
-@pytest.fixture
-async def fleet_of() -> AsyncIterator[Any]:
-    """Makes a fleet before servers, and closes it."""
-    fleets: list[Fleet] = []
-
-    def make(*servers: ScriptedServer, slots: int | None = None, **options: Any) -> Fleet:
-        options = {"patience_s": 0.3, "cooldown_s": 0.01} | options
-        members = [endpoint_for(server, slots=slots) for server in servers]
-        fleets.append(Fleet("openai:scripted@all", MODEL, members, **options))
-        return fleets[-1]
-
-    yield make
-    for fleet in fleets:
-        await fleet.close()
 
 
 @pytest.fixture
@@ -81,13 +65,6 @@ def of(servers: list[ScriptedServer], url: str) -> ScriptedServer:
 async def favourite(fleet: Fleet, servers: list[ScriptedServer], prompt: str) -> ScriptedServer:
     """The server that an idle fleet sends *prompt* to."""
     return of(servers, (await ask(fleet, prompt)).server)
-
-
-async def until_down(fleet: Fleet) -> None:
-    """Wait until *fleet* knows that its only server is gone."""
-    async with asyncio.timeout(20):
-        while fleet._members[0].state != "down":  # noqa: ASYNC110 - nothing else tells
-            await asyncio.sleep(0.01)
 
 
 # --- which server -------------------------------------------------------------------------------

@@ -123,8 +123,11 @@ class Fleet:
         """See `Endpoint.complete`."""
         self._calls += 1
         self._keeper.start()
+        journey = Journey(self._cooldown_s)
         try:
-            return await self._complete(prompt, params, tools, exchanges)
+            return await self._complete(prompt, params, tools, exchanges, journey)
+        except asyncio.CancelledError as error:
+            raise error from journey.cut_short(self._shown(journey.at))
         finally:
             self._calls -= 1
 
@@ -140,8 +143,8 @@ class Fleet:
         params: SubcallParams,
         tools: Sequence[ToolSpec],
         exchanges: Sequence[Exchange],
+        journey: Journey,
     ) -> Reply:
-        journey: Journey | None = None
         digest = self._digest(prompt, params) if len(self._members) > 1 else 0
         member = None if self._waiters else self._pick(digest)
         while True:
@@ -150,6 +153,7 @@ class Fleet:
             else:
                 begun = member.begin()
             task = member.board(begun)
+            journey.board(member)
             try:
                 reply = await member.endpoint.complete(
                     prompt, params, tools=tools, exchanges=exchanges
@@ -169,7 +173,6 @@ class Fleet:
                 return self._marked(reply, member, journey)
             finally:
                 member.leave(task)
-            journey = journey or Journey(self._cooldown_s)
             pause = self._failed(member, begun, failure, journey)
             if pause:
                 await asyncio.sleep(pause)
@@ -214,9 +217,9 @@ class Fleet:
         margin = max(2, preferred.load.limit // 8)
         return preferred if preferred.load.active <= least.load.active + margin else least
 
-    async def _turn(self, digest: int, journey: Journey | None) -> tuple[Member, float]:
+    async def _turn(self, digest: int, journey: Journey) -> tuple[Member, float]:
         """Wait for room on a server; it is taken with the return."""
-        waiter = _Waiter(digest, journey or Journey(self._cooldown_s))
+        waiter = _Waiter(digest, journey)
         self._waiters.append(waiter)
         self._serve()
         self._keeper.nudge()
@@ -261,11 +264,13 @@ class Fleet:
         self._arrange()
         self._serve()
 
-    def _marked(self, reply: Reply, member: Member, journey: Journey | None) -> Reply:
-        if journey is None and len(self._members) == 1:
-            return reply
-        server = member.url if len(self._members) > 1 else ""
-        return (journey or Journey(0)).reply(reply, server)
+    def _marked(self, reply: Reply, member: Member, journey: Journey) -> Reply:
+        server = self._shown(member)
+        return journey.reply(reply, server) if server or journey.attempts else reply
+
+    def _shown(self, member: Member | None) -> str:
+        """The URL of *member*, where there are others."""
+        return member.url if member is not None and len(self._members) > 1 else ""
 
     def _failed(
         self, member: Member, begun: float, error: EndpointError, journey: Journey
@@ -306,8 +311,7 @@ class Fleet:
     def _final(
         self, journey: Journey, member: Member, error: EndpointError, why: str = ""
     ) -> EndpointError:
-        server = member.url if len(self._members) > 1 else ""
-        return journey.error(error.reason + why, server=server, last=error)
+        return journey.error(error.reason + why, server=self._shown(member), last=error)
 
     def _arrange(self) -> None:
         """Work out who may be sent calls, and tell the scheduler where that is more."""

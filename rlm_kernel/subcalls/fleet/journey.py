@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rlm_kernel.engine.budget import Usage
-from rlm_kernel.subcalls.endpoint import EndpointError, Reply
+from rlm_kernel.subcalls.endpoint import CutShortError, EndpointError, Reply
 
 if TYPE_CHECKING:
     from rlm_kernel.subcalls.fleet.member import Member
@@ -44,20 +44,39 @@ class Journey:
         Before the call is sent to the same server again, the first time; doubled after each.
     """
 
-    __slots__ = ("_answered", "_pause_s", "_refused", "_usage", "attempts", "avoid", "trouble")
+    __slots__ = (
+        "_answered",
+        "_pause_s",
+        "_refused",
+        "_under_way",
+        "_usage",
+        "at",
+        "attempts",
+        "avoid",
+        "trouble",
+    )
 
     def __init__(self, pause_s: float) -> None:
         self.attempts = 0
         self.trouble: list[str] = []
         self.avoid: set[Member] = set()
         """Where it failed, until it failed everywhere."""
+        self.at: Member | None = None
+        """Where it is, or was last."""
+        self._under_way = False
         self._usage: Usage | None = None
         self._answered = 0
         self._refused = 0
         self._pause_s = pause_s
 
+    def board(self, member: Member) -> None:
+        """A request is sent to *member*."""
+        self.at = member
+        self._under_way = True
+
     def add(self, member: Member, error: EndpointError) -> None:
         """Another request failed."""
+        self._under_way = False
         self.attempts += error.attempts
         self.trouble += [*error.trouble, error.reason]
         self.avoid.add(member)
@@ -87,6 +106,16 @@ class Journey:
             attempts=self.attempts + reply.attempts,
             trouble=[*self.trouble, *reply.trouble],
             server=server,
+        )
+
+    def cut_short(self, server: str) -> CutShortError:
+        """What a call met that is cancelled now."""
+        return CutShortError(
+            usage=self._usage,
+            attempts=self.attempts + self._under_way,
+            server=server,
+            trouble=self.trouble,
+            under_way=self._under_way,
         )
 
     def error(

@@ -154,7 +154,13 @@ class Call:
     """Requests that were sent for it."""
 
     trouble: tuple[str, ...] = ()
-    """Why those before the last one failed."""
+    """Why they failed, but for the one whose failure is that of the call."""
+
+    asking = False
+    """Whether a request is under way."""
+
+    server = ""
+    """That was asked last, where the call was cut short and there are several."""
 
     retry_of = ""
     started = 0.0

@@ -17,7 +17,13 @@ from rlm_kernel.cells import SubcallParams
 from rlm_kernel.engine.budget import Usage, unpriced
 from rlm_kernel.engine.events import Event, SubcallEnded, SubcallStarted
 from rlm_kernel.errors import BudgetExceeded, RLMError, SubcallError
-from rlm_kernel.subcalls.endpoint import Endpoint, EndpointError, Exchange, Reply
+from rlm_kernel.subcalls.endpoint import (
+    CutShortError,
+    Endpoint,
+    EndpointError,
+    Exchange,
+    Reply,
+)
 from rlm_kernel.subcalls.scheduling.batch import Batch, Call, Outcome, Plan
 from rlm_kernel.subcalls.scheduling.cache import Cache
 from rlm_kernel.subcalls.scheduling.retry import Retry
@@ -79,9 +85,9 @@ class Caller:
         except asyncio.CancelledError:
             if call.timed_out and not call.batch.cancelled:
                 _take_back_cancellation()
-                self._fail(call, _timed_out(call), usage=_estimate(call))
+                self._fail(call, _timed_out(call), usage=_estimate(call), server=call.server)
                 return
-            self._fail(call, _CANCELLED, usage=_estimate(call))
+            self._fail(call, _CANCELLED, usage=_estimate(call), server=call.server)
             raise
         except EndpointError as error:
             self._fail(call, error.reason, finish=error.finish, server=error.server)
@@ -232,6 +238,7 @@ class Caller:
         while True:
             attempt += 1
             call.attempts += 1
+            call.asking = True
             try:
                 if toolbox is None:
                     reply = await endpoint.complete(call.prompt, params)
@@ -239,17 +246,22 @@ class Caller:
                     reply = await endpoint.complete(
                         call.prompt, params, tools=toolbox.specs, exchanges=exchanges
                     )
+            except asyncio.CancelledError as error:
+                if isinstance(error.__cause__, CutShortError):
+                    _note_cut(call, error.__cause__)
+                raise
             except EndpointError as error:
+                _note_failure(call, error)
                 # It may not have come as far as to wait for anything, and thousands like it may be
                 # next: without a turn for others the kernel would answer nobody meanwhile.
                 await asyncio.sleep(0)
-                call.attempts += error.attempts - 1
-                call.trouble += tuple(error.trouble)
-                if error.usage is not None:
-                    call.spent = error.usage + (call.spent or Usage())
-                wait = self._retry.wait(error, attempt, call.attempts - before)
-                call.trouble += (error.reason,)
+                try:
+                    wait = self._retry.wait(error, attempt, call.attempts - before)
+                except EndpointError:
+                    call.trouble = call.trouble[:-1]
+                    raise
             else:
+                call.asking = False
                 call.attempts += reply.attempts - 1
                 call.trouble += tuple(reply.trouble)
                 return reply
@@ -334,6 +346,30 @@ class Caller:
             self._over(batch)
 
 
+def _note_failure(call: Call, error: EndpointError) -> None:
+    """A request failed, or all that an endpoint with several servers sent for *call*.
+
+    At once, since it may be cancelled before anything else is done about it.
+    """
+    _note_requests(call, error)
+    call.trouble += (error.reason,)
+    call.asking = False
+
+
+def _note_cut(call: Call, cut: CutShortError) -> None:
+    """The call was cancelled while an endpoint with several servers was at it."""
+    _note_requests(call, cut)
+    call.asking = cut.under_way
+    call.server = cut.server
+
+
+def _note_requests(call: Call, error: EndpointError) -> None:
+    call.attempts += error.attempts - 1
+    call.trouble += tuple(error.trouble)
+    if error.usage is not None:
+        call.spent = error.usage + (call.spent or Usage())
+
+
 def _settle(call: Call, usage: Usage) -> Usage:
     """Book what the call used; returns what its event says."""
     seconds = _to_microsecond(time.monotonic() - call.started)
@@ -388,8 +424,7 @@ def _take_back_cancellation() -> None:
 
 def _estimate(call: Call) -> Usage | None:
     """What a request used whose reply was not waited for; its prompt at least was read."""
-    # Without a reservation a tool is at work, and no request.
-    if not call.attempts or call.reservation is None or call.batch.plan.kind == "rlm":
+    if not call.asking:
         return None
     return Usage(input_tokens=estimated_tokens(call.prompt), estimated=True)
 
