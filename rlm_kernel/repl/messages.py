@@ -181,9 +181,7 @@ class Failed(_Message, frozen=True, kw_only=True, tag="failed"):
     """The kernel refuses request *id*; raised in the cell as the named error."""
 
     id: Id
-    ename: Literal[
-        "UsageError", "BudgetExceeded", "SubcallError", "RLMError", "StdinNotImplemented"
-    ]
+    ename: Literal["UsageError", "SubcallError", "RLMError", "StdinNotImplemented"]
     reason: str
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from rlm_kernel.errors import BudgetExceeded, LinkError, RLMError, SubcallError, UsageError
+from rlm_kernel.errors import LinkError, RLMError, SubcallError, UsageError
 from rlm_kernel.repl.callbacks import report
 from rlm_kernel.repl.handler import ReplHandler
 from rlm_kernel.repl.link import Link
@@ -289,12 +289,10 @@ def _failed(request_id: int, error: RLMError) -> Failed:
     return Failed(id=request_id, ename=_name(error), reason=str(error))
 
 
-def _name(error: RLMError) -> Literal["UsageError", "BudgetExceeded", "SubcallError", "RLMError"]:
+def _name(error: RLMError) -> Literal["UsageError", "SubcallError", "RLMError"]:
     match error:
         case UsageError():
             return "UsageError"
-        case BudgetExceeded():
-            return "BudgetExceeded"
         case SubcallError():
             return "SubcallError"
     return "RLMError"

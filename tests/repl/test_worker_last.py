@@ -135,7 +135,7 @@ def test_a_refusal_in_the_middle_of_a_batch_costs_no_result(worker: WorkerDriver
 
     def answer(message: messages.FromWorker) -> messages.ToWorker | None:
         if isinstance(message, SendSubcalls) and model.asked:
-            return messages.Failed(id=message.id, ename="BudgetExceeded", reason="spent")
+            return messages.Failed(id=message.id, ename="SubcallError", reason="spent")
         return model(message)
 
     cell = worker.run("[str(r) for r in sub_RLM(['z' * 12_000_000] * 7)]", answer=answer)
@@ -153,7 +153,7 @@ def test_a_refusal_keeps_what_had_come_of_the_same_message(worker: WorkerDriver)
     second = worker.wait_for(SendSubcalls)
     assert len(first.prompts) == len(second.prompts) == 2
     worker.send(messages.SubcallResults(id=second.id, results=[SubcallResult(index=1, text="y")]))
-    worker.send(messages.Failed(id=second.id, ename="BudgetExceeded", reason="spent"))
+    worker.send(messages.Failed(id=second.id, ename="SubcallError", reason="spent"))
     assert worker.finish(number).result == "['x', 'x', 'spent', 'y']"
 
 

@@ -222,7 +222,7 @@ def test_a_second_try_that_cannot_be_made_costs_no_other_result(worker: WorkerDr
 
     def refuse(message: messages.FromWorker) -> messages.ToWorker | None:
         if isinstance(message, messages.SendSubcalls) and message.retry_of:
-            return messages.Failed(id=message.id, ename="BudgetExceeded", reason="spent")
+            return messages.Failed(id=message.id, ename="SubcallError", reason="spent")
         return Model(lambda prompt: prompt)(message)
 
     cell = worker.run("r = sub_RLM(['a', '7'], schema=int)\nstr(r[0]), r[1]", answer=refuse)

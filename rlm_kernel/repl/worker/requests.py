@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
-from rlm_kernel.errors import BudgetExceeded, RLMError, SubcallError, UsageError
+from rlm_kernel.errors import RLMError, SubcallError, UsageError
 from rlm_kernel.repl import messages
 from rlm_kernel.repl.worker.budget import BudgetNow
 from rlm_kernel.repl.worker.link import Link, Reply, Request
@@ -19,7 +19,6 @@ R = TypeVar("R")
 
 _ERRORS: dict[str, type[RLMError]] = {
     "UsageError": UsageError,
-    "BudgetExceeded": BudgetExceeded,
     "SubcallError": SubcallError,
     "RLMError": RLMError,
 }
