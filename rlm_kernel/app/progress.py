@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rlm_kernel.driver.note_counts import count_note
 from rlm_kernel.driver.progress_bar import Tally
 from rlm_kernel.driver.protocol import (
     CELL_KIND,
@@ -171,8 +172,7 @@ class Progress:
         before = self._nodes.get(node.id)
         self._nodes[node.id] = node
         if before is None and node.note and self.turns:
-            notes = self.turns[max(self.turns)].notes
-            notes[node.note] = notes.get(node.note, 0) + 1
+            count_note(self.turns[max(self.turns)].notes, node.note)
         if node.verdict and self.turns and (before is None or not before.verdict):
             tasks = self.turns[max(self.turns)].tasks
             count_verdict(tasks, node.task, ok=node.verdict == "ok")

@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from rlm_kernel.cells import CellResult
+from rlm_kernel.driver.note_counts import count_note
 from rlm_kernel.driver.protocol import Node, State
 from rlm_kernel.driver.task_counts import TaskCounts, count_verdict
 from rlm_kernel.engine.budget import Usage
@@ -109,7 +110,7 @@ class Turn:
     """Why an answer was rejected, why the worker ended; one sentence each."""
 
     notes: dict[str, int] = field(default_factory=dict)
-    """Why sub-calls were others than were asked for, and how many."""
+    """Why sub-calls were others than were asked for, by kind, and how many."""
 
     tasks: dict[str, TaskCounts] = field(default_factory=dict)
     """Replies to typed sub-tasks, those of child runs included."""
@@ -314,7 +315,7 @@ class Trajectory:
             counts.start()
         turn = self.turns.get(number)
         if event.note and turn is not None:
-            turn.notes[event.note] = turn.notes.get(event.note, 0) + 1
+            count_note(turn.notes, event.note)
         return self._keep(
             Node(
                 id=event.call_id,

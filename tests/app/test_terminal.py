@@ -133,6 +133,13 @@ def test_calls_that_are_others_than_were_asked_for_say_why() -> None:
     view.operation(Nodes(nodes=[plain, plain]))
     assert "1 sub-call: a plain call: because" in "\n".join(drawn(view, console))
 
+    for number in range(5):  # each batch is refused with another number of calls
+        note = f"refused together with {number + 2:,} more calls of its batch"
+        view.operation(Nodes(nodes=[msgspec.structs.replace(plain, id=f"b{number}", note=note)]))
+    shown = "\n".join(drawn(view, console))
+    assert "5 sub-calls: refused together with more calls of its batch" in shown
+    assert shown.count("refused together") == 1
+
 
 def test_a_sub_task_tells_how_many_replies_were_unfit() -> None:
     """Each reply counts once, however often its node comes."""

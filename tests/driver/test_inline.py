@@ -203,6 +203,26 @@ def test_calls_that_are_others_than_were_asked_for_say_why(
     assert output.html("1").count("a plain call") == 1
 
 
+def test_calls_that_were_refused_with_their_batches_are_one_line(
+    output: Output, script: Script, clock: Clock
+) -> None:
+    """However many batches a cell makes, each with another number of calls."""
+    script.emit(run_started())
+    script.turn(1, "x")
+    for number in range(1, 1200, 7):
+        note = f"a plain call; refused together with {number:,} more calls of its batch"
+        script.emit(
+            SubcallStarted(
+                call_id=f"c{number}", kind="llm", prompt="p", model="m", turn=1, note=note
+            )
+        )
+    clock.advance(1)
+
+    expected = "172 sub-calls: a plain call; refused together with more calls of its batch"
+    assert expected in output.plain("1")
+    assert output.plain("1").count("refused together") == 1
+
+
 def test_a_sub_task_tells_how_many_replies_were_unfit(
     output: Output, script: Script, clock: Clock
 ) -> None:
