@@ -61,7 +61,10 @@ def exact(text: str) -> str:
 
 
 def in_parts(prompts: list[str]) -> Iterator[list[str]]:
-    """*prompts* in runs that fit into a frame each."""
+    """*prompts* in runs that fit into a frame each.
+
+    A run is sent when the one before it is answered, and is a batch of its own in the record.
+    """
     part: list[str] = []
     size = 0
     for prompt in prompts:
