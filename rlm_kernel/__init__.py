@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlm_kernel.lazy import lazily
 
 __version__ = "0.1.0"
 
@@ -39,11 +41,5 @@ _HOMES = {
     "load_record": "rlm_kernel.record",
 }
 
-
-def __getattr__(name: str) -> Any:
-    # Lazy: the worker and the kernel's start import this package and must not pay for openai.
-    if name in _HOMES:
-        import importlib
-
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# The worker and the kernel's start import this package and must not pay for openai.
+__getattr__ = lazily(__name__, _HOMES)

@@ -13,7 +13,9 @@ This package knows no models and no Jupyter.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlm_kernel.lazy import lazily
 
 if TYPE_CHECKING:
     from rlm_kernel.errors import LinkError, WorkerDied
@@ -42,11 +44,5 @@ _HOMES = {
     "Repl": "rlm_kernel.repl.repl",
 }
 
-
-def __getattr__(name: str) -> Any:
-    # Lazy: the worker is in this package too, and must not pay for the kernel's side.
-    if name in _HOMES:
-        import importlib
-
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# The worker is in this package too, and must not pay for the kernel's side.
+__getattr__ = lazily(__name__, _HOMES)
