@@ -45,6 +45,9 @@ _EMBEDDED_REPLY = 400
 
 _CONTEXT_PATIENCE_S = 5.0
 
+MOST_OPEN = 64
+"""Endpoints that are kept open: code in a cell may name any number of them."""
+
 _SPEC = re.compile(r"(?:openai|vllm):[^\s'\"]+")
 
 _SPEC_KINDS = ("openai:", "vllm:", "embedded:")
@@ -70,7 +73,11 @@ class Models:
         self._environ = environ
         self._given = sub
         self._endpoints: dict[str, Endpoint] = {}
+        """By spec, the one that was asked for last at the end."""
         self._retired: list[Endpoint] = []
+        self._questioned: list[Endpoint] = []
+        """Of which something other than a completion is being asked."""
+        self._closing: set[asyncio.Task[None]] = set()
         self._local = LocalServers(environ)
         self._turns = itertools.count()
         self._trusted = set(parse_sub_spec("openai:any", environ).urls)
@@ -199,8 +206,13 @@ class Models:
     async def sub_context(self, settings: Settings) -> int | None:
         """Tokens that the model of sub-calls takes; ``None`` where its server does not say."""
         try:
-            async with asyncio.timeout(_CONTEXT_PATIENCE_S):
-                return await self.sub(settings, None).context_limit()
+            endpoint = self.sub(settings, None)
+            self._questioned.append(endpoint)
+            try:
+                async with asyncio.timeout(_CONTEXT_PATIENCE_S):
+                    return await endpoint.context_limit()
+            finally:
+                self._questioned.remove(endpoint)
         except (RLMError, TimeoutError):
             # No reason to hold up a run: the first sub-call tells what is wrong.
             return None
@@ -221,13 +233,32 @@ class Models:
 
     def _endpoint(self, spec: EndpointSpec) -> Endpoint:
         name = str(spec)
-        endpoint = self._endpoints.get(name)
+        endpoint = self._endpoints.pop(name, None)
         if endpoint is not None and self._has_more(spec, endpoint):
             self._retired.append(endpoint)  # calls that are under way end there
             endpoint = None
         if endpoint is None:
-            endpoint = self._endpoints[name] = self._open(spec)
+            endpoint = self._open(spec)
+            self._close_idle()
+        self._endpoints[name] = endpoint
         return endpoint
+
+    def _close_idle(self) -> None:
+        """Make room for one more endpoint: close those that nobody has asked for the longest."""
+        for endpoint in [one for one in self._retired if self._is_idle(one)]:
+            self._retired.remove(endpoint)
+            self._close_soon(endpoint)
+        idle = [name for name, one in self._endpoints.items() if self._is_idle(one)]
+        for name in idle[: max(0, len(self._endpoints) + 1 - MOST_OPEN)]:
+            self._close_soon(self._endpoints.pop(name))
+
+    def _is_idle(self, endpoint: Endpoint) -> bool:
+        return endpoint.on_room is None and endpoint not in self._questioned
+
+    def _close_soon(self, endpoint: Endpoint) -> None:
+        task = asyncio.get_running_loop().create_task(endpoint.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _has_more(self, spec: EndpointSpec, endpoint: Endpoint) -> bool:
         """Whether there are servers of *spec* by now that *endpoint* does not know."""
@@ -275,6 +306,7 @@ class Models:
 
     async def close(self) -> None:
         """Drop all connections."""
+        await asyncio.gather(*self._closing)
         endpoints = [*self._endpoints.values(), *self._retired]
         self._endpoints, self._retired = {}, []
         for endpoint in endpoints:

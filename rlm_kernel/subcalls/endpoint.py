@@ -174,7 +174,8 @@ class Endpoint(Protocol):
         known."""
 
     on_room: Callable[[], None] | None
-    """Set by the scheduler; called when `slots` has grown."""
+    """Set by the scheduler for as long as it has calls for this endpoint, which may not be closed
+    meanwhile; called when `slots` has grown."""
 
     def price(self, model: str) -> Price | None:
         """What the tokens of *model* cost, where that is known."""

@@ -70,8 +70,8 @@ class Caller:
         self._cache = cache
         self._unqueue = unqueue
         self._over = over
-        self._unpriced: set[tuple[Endpoint | None, str]] = set()
-        """Models without a price whose server named no cost either."""
+        self._unpriced: set[tuple[str, str]] = set()
+        """Specs and models without a price whose server named no cost either."""
 
     async def run(self, call: Call) -> None:
         """Do *call* and end it, in every way out."""
@@ -191,7 +191,9 @@ class Caller:
 
     def _lacks_price(self, plan: Plan) -> bool:
         """Whether a limit of money cannot be kept, as was seen by a reply before."""
-        return plan.limits_cost and (plan.endpoint, plan.model) in self._unpriced
+        if not plan.limits_cost or plan.endpoint is None:
+            return False
+        return (plan.endpoint.spec, plan.model) in self._unpriced
 
     # --- the request --------------------------------------------------------------------------
 
@@ -203,7 +205,7 @@ class Caller:
             else:
                 reply = await ask_with_tools(call, plan.toolbox, self._ask, self._emit)
             if plan.price is None and not reply.usage.cost:
-                self._unpriced.add((plan.endpoint, plan.model))
+                self._unpriced.add((plan.endpoint.spec, plan.model))
             self._end(
                 call,
                 text=reply.text,

@@ -18,11 +18,13 @@ class Lane:
         Asked each time, because what a server takes changes; its ``None`` is no limit.
     """
 
-    __slots__ = ("_limit", "active")
+    __slots__ = ("_limit", "active", "batches")
 
     def __init__(self, limit: Callable[[], int | None]) -> None:
         self._limit = limit
         self.active = 0
+        self.batches = 0
+        """That have calls which have not ended."""
 
     @property
     def free(self) -> bool:

@@ -96,7 +96,7 @@ class Scheduler:
             retry=retry or Retry(),
             cache=Cache(replies) if replies is not None else None,
             unqueue=lambda batch: self._pool(batch.plan).remove(batch),
-            over=self._batches.discard,
+            over=self._over,
         )
         self._plain = Pool(concurrency or 1, self._caller.run)
         self._children: dict[int, Pool] = {}
@@ -178,14 +178,16 @@ class Scheduler:
             question=Question(endpoint.spec, model, sent) if endpoint and not toolbox else None,
         )
         batch = Batch(plan, len(prompts), deliver, self._cancel, self._commit)
+        if not prompts:
+            return batch
         lane = self._lane(plan.endpoint)
+        lane.batches += 1
         texts = prompts if not note else [_as_plain(text, params) for text in prompts]
         calls = [Call(batch, index, text, lane) for index, text in enumerate(texts)]
         for call, earlier in zip(calls, retry_of, strict=False):
             call.retry_of = earlier
-        if calls:
-            self._batches.add(batch)
-            self._pool(plan).add(run_id, calls)
+        self._batches.add(batch)
+        self._pool(plan).add(run_id, calls)
         return batch
 
     async def close(self) -> None:
@@ -206,6 +208,20 @@ class Scheduler:
             lane = self._lanes[endpoint] = Lane(lambda: endpoint.slots or self._unknown_slots)
             endpoint.on_room = self._plain.fill
         return lane
+
+    def _over(self, batch: Batch) -> None:
+        """The last call of *batch* ended. Where it was the last of its endpoint, that is let go:
+        code in a cell may name any number of them."""
+        self._batches.discard(batch)
+        endpoint = batch.plan.endpoint
+        if endpoint is None:
+            return
+        lane = self._lanes[endpoint]
+        lane.batches -= 1
+        if not lane.batches:
+            del self._lanes[endpoint]
+            if endpoint.on_room == self._plain.fill:
+                endpoint.on_room = None
 
     def _pool(self, plan: Plan) -> Pool:
         if plan.kind == "llm":
