@@ -1,4 +1,8 @@
-"""The way of one call through the servers of a fleet, where the first one failed."""
+"""The way of one call through the servers of a fleet, where the first one failed.
+
+This decides how often a fleet sends a call again, also one of a single server. For endpoints that
+are no fleet the scheduler does (`rlm_kernel.subcalls.scheduling.retry`), which adds nothing here.
+"""
 
 from __future__ import annotations
 

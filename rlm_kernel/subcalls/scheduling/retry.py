@@ -1,4 +1,10 @@
-"""Whether and when a request that failed is sent again."""
+"""Whether and when a request that failed is sent again, by the scheduler.
+
+This serves the endpoints that send one request for a call and fail with it: the embedded model,
+and one that a program brings. A fleet, which every spec of a server is, sends again by itself, with
+servers to choose from and to wait for (`rlm_kernel.subcalls.fleet.journey`); its errors are final
+here.
+"""
 
 from __future__ import annotations
 

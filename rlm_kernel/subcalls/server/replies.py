@@ -60,7 +60,15 @@ class StreamedReply:
 
 
 def decoded(body: bytes, url: str) -> Completion:
-    """The completion in *body*. Raises `EndpointError` where there is none."""
+    """The completion in *body*.
+
+    Raises
+    ------
+    EndpointError
+        There is none, although the status was 200. It is worth another request: pages of proxies
+        and the last words of engines come like this, and pass. The server may count the tokens of
+        each. What is a completion and says nothing (see `reply_of`) is not sent again.
+    """
     try:
         return decode_completion(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
