@@ -196,8 +196,8 @@ def _models(args: argparse.Namespace) -> tuple[EndpointSpec, EndpointSpec | None
 
 def _playbook(given: str) -> str:
     path = Path(given).expanduser().absolute()
-    if not path.is_file():
-        raise UsageError(f"there is no playbook {given}; give the path of a .py or .ipynb file")
+    if path.suffix not in (".py", ".ipynb") or not path.is_file():
+        raise UsageError(f"there is no playbook in {given}; give the path of a .py or .ipynb file")
     return str(path)
 
 

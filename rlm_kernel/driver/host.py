@@ -7,7 +7,7 @@ them through ordinary execute requests and stores their outputs.
 One task reads each channel of the kernel; one works through the notebook and
 is the only one that sends execute requests, so cells never overlap. Whatever
 ends first (the work, the kernel, a person's patience) ends the run, and what
-was there is saved.
+was there is saved; of a request that cannot be met, nothing.
 """
 
 from __future__ import annotations
@@ -147,8 +147,14 @@ class Host:
         final: Final | None = None
         try:
             final = await self._unless_given_up(self._run_in_kernel())
-        finally:
+        except UsageError:
+            if self._run_id:
+                self._save()
+            raise  # before the run there is nothing to keep: no notebook is made for it
+        except BaseException:
             self._save()
+            raise
+        self._save()
         return Outcome(
             final=final,
             interrupted=self._interrupts > 0,

@@ -174,6 +174,16 @@ async def test_a_bad_prompt_is_a_usage_error(
         await ran(bad, playbook("Final = 1"))
 
 
+async def test_a_playbook_without_cells_leaves_no_notebook(prompt: Path, tmp_path: Path) -> None:
+    """What is found out in the kernel only leaves as little as what is known beforehand."""
+    script, out = tmp_path / "script.py", tmp_path / "run.ipynb"
+    script.write_text("Final = 1\n")
+    with pytest.raises(UsageError, match="has no code cell"):
+        await ran(prompt, f"playbook:{script}", out)
+
+    assert sorted(os.listdir(tmp_path)) == ["prompt.txt", "script.py"]
+
+
 async def test_a_path_with_blanks_and_quotes_is_loaded(playbook: Playbook, tmp_path: Path) -> None:
     odd = tmp_path / "it's a {prompt} $HOME.txt"
     odd.write_text("text")
