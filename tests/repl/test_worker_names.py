@@ -230,6 +230,12 @@ def test_reading_variables_leaves_no_trace(worker: WorkerDriver) -> None:
     assert result == "('list (3)', False)"
 
 
+def test_a_wrong_call_of_budget_names_budget(worker: WorkerDriver) -> None:
+    """And none of the things that it is made of."""
+    error = worker.run("budget(3)").errors[0]
+    assert error.evalue == "budget() takes 0 positional arguments but 1 was given"
+
+
 def test_a_magic_of_a_name_does_not_hide_the_function(worker: WorkerDriver) -> None:
     """`sub_RLM("x")` alone in a cell is the call, not `%sub_RLM`."""
     assert worker.run("sub_RLM('x')", answer=echo).result == "'X'"

@@ -330,6 +330,14 @@ def test_a_stop_that_is_no_text_is_named(worker: WorkerDriver) -> None:
     assert error.evalue == "stop of a sub-call: a str or a list of str, not int"
 
 
+@pytest.mark.parametrize("number", ["2**63", "-(2**63) - 1", "2**70"])
+def test_a_seed_that_no_server_takes_is_told_the_range(worker: WorkerDriver, number: str) -> None:
+    """Nothing is sent."""
+    cell = worker.run(f"sub_RLM('p', seed={number})")
+    assert cell.errors[0].evalue == "seed of a sub-call: give a number from -2**63 to 2**63 - 1"
+    assert cell.requests == []
+
+
 def test_a_schema_is_never_fetched(worker: WorkerDriver) -> None:
     """A reference to a URL is an error of the cell that gave it."""
     code = "sub_RLM('p', schema={'$ref': 'http://127.0.0.1:9/schema.json'})"

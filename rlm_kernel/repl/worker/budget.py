@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import asdict, replace
 
 from rlm_kernel.budget_view import BudgetView, as_html, as_text
 
-__all__ = ["BudgetNow"]
+__all__ = ["BudgetNow", "make_budget"]
 
 
 class BudgetNow(dict[str, float | int | None]):
@@ -33,3 +35,14 @@ class BudgetNow(dict[str, float | int | None]):
 
     def _view(self) -> BudgetView:
         return BudgetView(run=self.run, tree=self.tree)
+
+
+def make_budget(now: Callable[[], BudgetNow]) -> Callable[[], BudgetNow]:
+    """``budget``, as a function of that name."""
+
+    def budget() -> BudgetNow:
+        """What the run has used and set aside, and what is left of its budget."""
+        return now()
+
+    budget.__qualname__ = "budget"  # Python's own errors name it so
+    return budget

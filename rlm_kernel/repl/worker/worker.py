@@ -15,6 +15,7 @@ from rlm_kernel.errors import PromptError, SubcallError, UsageError
 from rlm_kernel.prompts import check_prompt
 from rlm_kernel.repl import messages
 from rlm_kernel.repl.worker import assist
+from rlm_kernel.repl.worker.budget import make_budget
 from rlm_kernel.repl.worker.comms import Comms, KernelStandIn
 from rlm_kernel.repl.worker.interrupts import Interrupts
 from rlm_kernel.repl.worker.link import Command, FrameTooLarge, Link
@@ -88,7 +89,7 @@ class Worker:
             "FINAL_VAR": self.book.FINAL_VAR,
             "SUBMIT": self.book.SUBMIT,
             "SHOW_VARS": self._show_vars,
-            "budget": self.requests.budget,
+            "budget": make_budget(self.requests.budget),
         }
         self.names = Names(namespace, self.prompt, self.book, offered)
         self.names.install()

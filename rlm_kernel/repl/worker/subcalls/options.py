@@ -21,6 +21,9 @@ _SAMPLING = ("model", "temperature", "max_tokens", "stop", "seed", "system", "ti
 _FORM = ("choices", "schema", "check", "task")
 _NAMES = (*_SAMPLING, *_FORM, "depth")
 
+_LEAST, _MOST = -(2**63), 2**63 - 1
+"""Of a whole number; what servers take for ``seed``."""
+
 _WHOLE_TASK = "P is a task with its material. Do what it asks."
 
 
@@ -67,6 +70,8 @@ def make_order(options: dict[str, Any], function: str = "sub_RLM") -> Order:
 def _params(form: Form, sampling: dict[str, Any]) -> SubcallParams:
     """Checked here, because the link ends a worker that sends another type."""
     sampling["stop"] = _stops(sampling["stop"])
+    for name in ("max_tokens", "seed"):
+        _check_size(name, sampling[name])
     given = SubcallParams(**sampling, task=form.task, choices=form.choices, schema=form.schema)
     try:
         # As the link would send them: a number of numpy's is one, a subclass of str is a str.
@@ -78,6 +83,11 @@ def _params(form: Form, sampling: dict[str, Any]) -> SubcallParams:
         problem, _, place = str(error).partition(" - at `$.")
         name = place.rstrip("`") or "an option"
         raise TypeError(f"{name} of a sub-call: {problem[:1].lower()}{problem[1:]}") from None
+
+
+def _check_size(name: str, number: object) -> None:
+    if isinstance(number, int) and not _LEAST <= number <= _MOST:
+        raise ValueError(f"{name} of a sub-call: give a number from -2**63 to 2**63 - 1")
 
 
 def _stops(stop: object) -> list[str] | None:
