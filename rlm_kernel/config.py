@@ -7,7 +7,7 @@ A *spec* names the root or the model of the sub-calls in one word:
     vllm                 the model that they serve, where it is one
     embedded[:smollm2]   the small model that comes with rlm-kernel
     human                a person writes the cells (root only)
-    playbook:FILE        cells from a file (root only)
+    playbook:FILE        cells from a .py or .ipynb file (root only)
 
 URL may be several, with commas and no blanks between them, each with its ``http://``: servers of
 one model.

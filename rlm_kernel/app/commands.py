@@ -40,7 +40,7 @@ specs of models:
   vllm:MODEL          the servers that jupyter rlm serve started
   vllm:MODEL@URL,URL  several servers of one model
   embedded            the small model of the extra 'demo' (for sub-calls)
-  playbook:FILE       cells that are written in a file (as root)
+  playbook:FILE       cells that are written in a .py (percent format) or .ipynb file (as root)
 
 exit codes: 0 answered, 1 failed, 2 used wrongly, 3 stopped without an answer, 130 interrupted
 """
