@@ -40,6 +40,8 @@ class Subcalls:
     done: int = 0
     running: int = 0
     failed: int = 0
+    cached: int = 0
+    """Of those done: they were given a recorded reply."""
 
     @property
     def total(self) -> int:
@@ -159,7 +161,9 @@ class Progress:
         self._run_id = op.run_id
         self.state, self.reason = op.state, op.reason
         self.root, self.sub = op.root or self.root, op.sub or self.sub
-        self.subcalls = Subcalls(op.subcalls_done, op.subcalls_running, op.subcalls_failed)
+        self.subcalls = Subcalls(
+            op.subcalls_done, op.subcalls_running, op.subcalls_failed, self.subcalls.cached
+        )
         # A turn's first state still has the usage of the turns before it.
         if op.turn > 0:
             turn = self._turn(op.turn)
@@ -171,6 +175,8 @@ class Progress:
     def _on_node(self, node: Node) -> None:
         before = self._nodes.get(node.id)
         self._nodes[node.id] = node
+        cached = node.cached - (before is not None and before.cached)
+        self.subcalls.cached += cached
         if before is None and node.note and self.turns:
             count_note(self.turns[max(self.turns)].notes, node.note)
         if node.verdict and self.turns and (before is None or not before.verdict):
@@ -182,6 +188,7 @@ class Progress:
         if before is not None:
             _count(counts, before.state, -1)
         _count(counts, node.state, +1)
+        counts.cached += cached
 
     def _on_snapshot(self, op: Snapshot) -> None:
         for cell in op.cells:

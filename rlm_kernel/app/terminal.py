@@ -273,14 +273,19 @@ def _append_bar(line: Text, share: float, width: int) -> None:
 
 def _subcalls_states(counts: Subcalls) -> str:
     parts = [f"{counts.running} running"] if counts.running else []
-    if counts.failed:
-        parts.append(f"{counts.failed} failed")
-    return "sub-calls" + "".join(f" · {part}" for part in parts)
+    return " · ".join(["sub-calls", *parts, *_ends_words(counts)])
 
 
 def _subcalls_words(counts: Subcalls) -> str:
     words = _count_words(counts.total, "sub-call")
-    return words + (f" ({counts.failed} failed)" if counts.failed else "")
+    ends = _ends_words(counts)
+    return f"{words} ({', '.join(ends)})" if ends else words
+
+
+def _ends_words(counts: Subcalls) -> list[str]:
+    """What there is to say of calls that have ended."""
+    numbers = ((counts.failed, "failed"), (counts.cached, "cached"))
+    return [f"{number:,} {word}" for number, word in numbers if number]
 
 
 def _count_words(count: int, noun: str) -> str:

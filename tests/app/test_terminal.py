@@ -114,6 +114,20 @@ def test_the_counts_of_the_batch_under_way_are_shown() -> None:
     assert "root openai:a-root@http://localhost:8000/v1 · sub embedded:smollm2" in text
 
 
+def test_cached_calls_are_told_apart() -> None:
+    """In the line of their turn and in that of the run, once each, those of child runs too."""
+    view, console = live(100)
+    play_turn(view, 1, "ask()", calls=40, done=10)
+    recorded = [msgspec.structs.replace(node(1, i, "done"), cached=True) for i in range(4, 10)]
+    below = msgspec.structs.replace(node(1, 50, "done"), parent="a child run", cached=True)
+    view.operation(Nodes(nodes=[*recorded, below]))
+    view.operation(Nodes(nodes=recorded))
+    text = "\n".join(drawn(view, console))
+
+    assert "10/40 sub-calls · 30 running · 1 failed · 6 cached" in text
+    assert "40 sub-calls (1 failed, 7 cached)" in text
+
+
 def test_calls_that_wait_to_be_sent_are_counted_while_their_cell_runs() -> None:
     view, console = live(100)
     play_turn(view, 1, "ask()", calls=40, done=10)
