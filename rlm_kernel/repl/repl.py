@@ -254,6 +254,7 @@ class Repl:
             self._early_interrupt = False
             self._starting = True
             try:
+                await self._last_interrupt_over()
                 worker = await self._ready()
                 self._incoming.begin(cell)
                 guarded(on_start)(cell.id)
@@ -289,6 +290,11 @@ class Repl:
         """Wait for a cell whose caller did not."""
         while self._incoming.cell is not None:
             await asyncio.wait([self._incoming.cell.over])
+
+    async def _last_interrupt_over(self) -> None:
+        """Wait for a signal that is on its way: it is not meant for what comes next."""
+        if self._ladder is not None and not self._ladder.done():
+            await asyncio.wait([self._ladder])
 
     async def interrupt(self) -> None:
         """Make the running cell, or the widget's handler, stop; where none runs, do nothing.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,7 @@ from rlm_kernel.cells import CellResult, Stream
 from rlm_kernel.errors import RLMError
 from rlm_kernel.repl import Nobody, Repl
 from rlm_kernel.repl.messages import SendSubcalls
-from tests.repl.conftest import Run, text_of
+from tests.repl.conftest import Run, text_of, until
 
 UP = "print('up', flush=True)\n"
 
@@ -55,6 +58,32 @@ async def test_interrupted_cell_stops_and_the_variables_stay(
         assert result.error.ename == "KeyboardInterrupt"
     assert text_of(await run("print(x)")) == "1\n"
     assert repl.worker_pid == worker
+
+
+async def test_a_signal_that_is_late_does_not_hit_the_next_cell(
+    repl: Repl, run: Run, tmp_path: Path
+) -> None:
+    """On a busy machine a cell may end before it is signalled; here the supervisor is stopped."""
+    supervisor, over, started = repl.supervisor_pid, tmp_path / "over", asyncio.Event()
+    await run("import os, time\nkept = 1")
+    waiting = f"while not os.path.exists({str(over)!r}): time.sleep(0.01)"
+    first = asyncio.ensure_future(repl.execute(waiting))
+    await until(lambda: repl.busy)
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        await repl.interrupt()
+        await asyncio.sleep(0)  # the signal is ordered now
+        over.touch()
+        assert (await first).result.ok
+        code = "print(kept)"
+        second = asyncio.ensure_future(repl.execute(code, on_start=lambda _: started.set()))
+        for _ in range(100):
+            await asyncio.sleep(0)  # whatever the cell waits for of this process has come
+        assert not started.is_set()
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+
+    assert text_of((await second).result) == "1\n"
 
 
 SWALLOW = """while True:
