@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -516,6 +517,25 @@ async def test_a_server_that_thinks_for_long_keeps_its_calls(
     gate.set()
 
     assert (await call).attempts == 1
+
+
+async def test_a_server_that_thinks_for_long_is_asked_for_its_health_in_peace(
+    fleet_of: Any, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once in a tick: that it says that it is well is no reason to ask again at once."""
+    monkeypatch.setattr(member, "SILENT_S", 0.01)
+    monkeypatch.setattr(keeper, "TICK_S", 0.1)
+    gate = asyncio.Event()
+    server.reply = lambda prompt: Say("at last", gate=gate)
+    call = asyncio.create_task(ask(fleet_of(server)))
+    await server.until(lambda s: s.looks > 0)
+    begin, first = time.monotonic(), server.looks
+    await server.until(lambda s: s.looks >= first + 4)
+    more, seconds = server.looks - first, time.monotonic() - begin
+    gate.set()
+    await call
+
+    assert more <= seconds / 0.1 + 1
 
 
 class OneAtATime(ScriptedServer):

@@ -142,7 +142,8 @@ class Keeper:
             if now >= member.due or stale:
                 self.look(member)
         elif member.load.active:
-            if member.is_silent(now):
+            # It stays silent after it said that it is well: an answer is no reason to ask again.
+            if member.is_silent(now) and now - member.probed_at >= TICK_S:
                 self.look(member)
             if now >= member.poll_at:
                 member.poll_at = now + POLL_S
