@@ -73,39 +73,52 @@ def theirs(machine: Machine, server: Server, prompts: list[str]) -> float:
     return float(json.loads(done.stdout.splitlines()[-1])["calls_per_s"])
 
 
+class Side:
+    """One of the two that are compared: what it reached, and what the server counted then."""
+
+    def __init__(self, server: Server, run: Callable[[list[str]], float]) -> None:
+        self._server, self._run = server, run
+        self.rates: list[float] = []
+        self.prompt_tokens: list[int] = []
+        self.reply_tokens: list[int] = []
+        self.hit_rates: list[float] = []
+
+    def take_turn(self, prompts: list[str]) -> None:
+        self._server.post("/reset_prefix_cache")
+        before = self._server.metrics()
+        self.rates.append(self._run(prompts))
+        after = self._server.metrics()
+        grown = {name: after[name] - before[name] for name in before}
+        self.prompt_tokens.append(int(grown["prompt_tokens_total"]))
+        self.reply_tokens.append(int(grown["generation_tokens_total"]))
+        hits, queries = grown["prefix_cache_hits_total"], grown["prefix_cache_queries_total"]
+        self.hit_rates.append(hits / queries)
+
+
 def bench_throughput(machine: Machine, server: Server, kernel: Kernel) -> None:
     """In turn, and who begins changes too."""
-    mine: list[float] = []
-    peer: list[float] = []
-    rates: list[float] = []
+    mine = Side(server, lambda prompts: ours(kernel, prompts))
+    peer = Side(server, lambda prompts: theirs(machine, server, prompts))
     for turn in range(ROUNDS):
-        prompts = prompts_of(turn)
-        for who in ("ours", "theirs") if turn % 2 == 0 else ("theirs", "ours"):
-            server.post("/reset_prefix_cache")
-            if who == "theirs":
-                peer.append(theirs(machine, server, prompts))
-                continue
-            before = server.metrics()
-            mine.append(ours(kernel, prompts))
-            after = server.metrics()
-            hits = after["prefix_cache_hits_total"] - before["prefix_cache_hits_total"]
-            queries = after["prefix_cache_queries_total"] - before["prefix_cache_queries_total"]
-            rates.append(hits / queries)
+        for side in (mine, peer) if turn % 2 == 0 else (peer, mine):
+            side.take_turn(prompts_of(turn))
+    assert mine.prompt_tokens == peer.prompt_tokens, "the two did not ask the same"
     report(
         "sub-calls from one cell, vLLM, recorded",
         "calls/s",
-        mine,
+        mine.rates,
         peer="vllm bench serve",
-        theirs=peer,
+        theirs=peer.rates,
         reach=0.95,
         better="higher",
         calls=CALLS,
-        samples=[[round(value, 2) for value in values] for values in (mine, peer)],
+        samples=[[round(rate, 2) for rate in side.rates] for side in (mine, peer)],
+        reply_tokens=[mine.reply_tokens, peer.reply_tokens],
     )
     report(
         f"prefix cache, {CALLS} items, instruction of 300 tokens",
         "of the tokens",
-        rates,
+        mine.hit_rates,
         reach=0.8,
         better="higher",
     )

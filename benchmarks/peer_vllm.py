@@ -32,18 +32,13 @@ def main(url: str, model: str, folder: str, output_tokens: int) -> None:
     serve.add_cli_args(parser)
     options = ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions"]
     options += ["--base-url", url.removesuffix("/v1"), "--model", model, "--tokenizer", folder]
+    # Of the default, random, it cuts the prompts to length and lets no reply end by itself.
+    options += ["--dataset-name", "custom", "--dataset-path", "-"]
     options += ["--num-prompts", str(len(prompts)), "--temperature", "0", "--disable-tqdm"]
     result = serve.main(parser.parse_args(options))
     if result["completed"] != len(prompts):
         raise SystemExit(f"vllm bench serve lost calls: {result['completed']} of {len(prompts)}")
-    print(
-        json.dumps(
-            {
-                "calls_per_s": result["request_throughput"],
-                "output_tokens": result["total_output_tokens"],
-            }
-        )
-    )
+    print(json.dumps({"calls_per_s": result["request_throughput"]}))
 
 
 if __name__ == "__main__":
