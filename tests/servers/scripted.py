@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import inspect
 import json
+import socket
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -221,6 +222,7 @@ class ScriptedServer:
         self.port = 0
         self._waiters: set[asyncio.Event] = set()
         self._runner: web.AppRunner | None = None
+        self._listening: socket.socket | None = None
 
     @property
     def base_url(self) -> str:
@@ -247,14 +249,24 @@ class ScriptedServer:
             app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        self._listening = socket.create_server(("127.0.0.1", port))
+        await web.SockSite(self._runner, self._listening).start()
+        self.port = self._listening.getsockname()[1]
 
     async def close(self) -> None:
         if self._runner is not None:
+            await self._accept_no_more()
             await self._runner.cleanup()
             self._runner = None
+
+    async def _accept_no_more(self) -> None:
+        """A connection that asyncio has accepted, and not yet handed on, when its server is closed
+        stays open for ever: clients that were cancelled while they connected leave such ones."""
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening = None
+        for _ in range(3):  # the turns that it takes to hand one on
+            await asyncio.sleep(0)
 
     async def until(self, true: Callable[[ScriptedServer], bool], seconds: float = 20) -> None:
         """Wait until *true* of this server, which is asked after every change of a counter."""
