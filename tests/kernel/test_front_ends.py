@@ -154,22 +154,22 @@ def test_an_interrupted_cell_shows_no_code_of_the_worker(kernel: Kernel) -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "name"),
+    ("options", "name", "ename"),
     [
-        ("temperature='hot'", "temperature"),
-        ("max_tokens=1.5", "max_tokens"),
-        ("stop=[3]", "stop"),
-        ("seed=10**30", "seed"),
-        ("model=object()", "option"),
+        ("temperature='hot'", "temperature", "TypeError"),
+        ("max_tokens=1.5", "max_tokens", "TypeError"),
+        ("stop=[3]", "stop", "TypeError"),
+        ("seed=10**30", "seed", "ValueError"),
+        ("model=object()", "option", "TypeError"),
     ],
 )
 def test_a_wrong_option_of_a_sub_call_is_an_error_of_its_cell(
-    kernel: Kernel, options: str, name: str
+    kernel: Kernel, options: str, name: str, ename: str
 ) -> None:
     """And costs the worker nothing."""
     kernel.run("kept = 1")
     cell = kernel.run(f"sub_RLM('x', {options})")
-    assert cell.ename == "TypeError"
+    assert cell.ename == ename
     assert name in cell.evalue
     assert kernel.run("kept").result == "1"
 

@@ -72,7 +72,7 @@ def test_the_finished_ones_of_a_typed_batch_are_values(worker: WorkerDriver) -> 
     result = worker.run("{k: str(v) for k, v in sub_RLM.last.done.items()}").result
     assert result is not None
     assert result.startswith("{0: '1',")
-    assert "int: the reply holds no JSON that is whole; it was" in result
+    assert "int: the reply holds no number, where one is asked for; it was" in result
 
 
 def test_a_check_that_was_interrupted_is_not_called_by_who_looks(worker: WorkerDriver) -> None:
@@ -113,7 +113,7 @@ def test_an_interrupted_second_try_keeps_the_values_of_the_first(worker: WorkerD
     worker.interrupt()
     assert not worker.finish(number, nudge=worker.interrupt).finished.ok
     result = worker.run("[str(r) for r in sub_RLM.last]").result or ""
-    assert result.startswith("['1', '2', \"int: the reply holds no JSON")
+    assert result.startswith("['1',\n '2',\n \"int: the reply holds no number")
     worker.send(messages.Failed(id=second.id, ename="SubcallError", reason="cancelled"))
 
 
