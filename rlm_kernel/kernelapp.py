@@ -28,6 +28,19 @@ class RLMKernelApp(IPKernelApp):
         super().initialize(argv)
         gc.freeze()
 
+    def start(self) -> None:
+        """Serve until the kernel is shut down, and let the control thread say that it is.
+
+        What it says that through is closed at exit (`IOPubThread` sees to it), which may be before
+        it has: `close` waits for that thread, but comes after.
+        """
+        try:
+            super().start()
+        finally:
+            if self.control_thread is not None and self.control_thread.is_alive():
+                self.control_thread.stop()
+                self.control_thread.join()
+
     def init_control(self, context: Any) -> None:
         """Without a shell-channel thread: it costs a hop per message and serves subshells only."""
         super().init_control(context)
