@@ -173,3 +173,14 @@ def bench(bench_of: Any, server: ScriptedServer) -> Bench:
     """A `Bench` before `server`."""
     made: Bench = bench_of(server)
     return made
+
+
+@pytest.fixture
+async def trio() -> AsyncIterator[list[ScriptedServer]]:
+    """Three servers that answer every prompt with ``re: PROMPT``."""
+    async with (
+        ScriptedServer(reply=lambda prompt: f"re: {prompt}") as one,
+        ScriptedServer(reply=lambda prompt: f"re: {prompt}") as two,
+        ScriptedServer(reply=lambda prompt: f"re: {prompt}") as three,
+    ):
+        yield [one, two, three]
