@@ -72,7 +72,7 @@ def test_a_typed_sub_task_is_named_judged_and_asked_again_in_the_record(
         bad.call_id: ("age", False),
         again.call_id: ("age", True),
     }
-    assert "JSON" in judged[bad.call_id].reason
+    assert "no number" in judged[bad.call_id].reason
 
 
 def test_the_form_of_the_reply_reaches_the_model(kernel: Kernel, server: ScriptedServer) -> None:
