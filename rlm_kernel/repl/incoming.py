@@ -86,10 +86,14 @@ class Incoming:
         """Begin to count anew what widgets send: a front end asked for it."""
         self._comm_room = MAX_COMM
 
-    def give_up_waits(self, cell: int) -> None:
-        """Cancel what the cell of this id asked for and has not got."""
+    def waits(self, cell: int) -> set[int]:
+        """Ids of the requests of the cell of this id that were not answered yet."""
+        return self._requests.waits(cell) if self._requests is not None else set()
+
+    def give_up(self, waits: set[int]) -> None:
+        """Cancel these requests."""
         if self._requests is not None:
-            self._requests.interrupt(cell)
+            self._requests.interrupt(waits)
 
     def read(self, worker: Worker, message_id: int) -> PromptReader:
         """Return who takes the chunks that answer `ReadPrompt` *message_id*."""

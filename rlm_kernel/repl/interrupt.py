@@ -35,7 +35,8 @@ async def interrupt_cell(
     supervisor: SupervisorProcess,
     worker: Worker,
     over: asyncio.Future[Any],
-    give_up_waits: Callable[[], None],
+    waits: Callable[[], set[int]],
+    give_up: Callable[[set[int]], None],
 ) -> None:
     """Stop the cell whose end is the future *over*, whatever it takes.
 
@@ -44,14 +45,18 @@ async def interrupt_cell(
 
     Parameters
     ----------
-    give_up_waits
-        Cancels what the cell waits for. Called once the first signal is delivered, so that the
-        cell sees its KeyboardInterrupt and not the end of the wait.
+    waits
+        What the cell waits for. Asked before each signal: what it asks for once it has heard of
+        the signal is not meant.
+    give_up
+        Cancels that. Called once the signal is delivered, so that the cell sees its
+        KeyboardInterrupt and not the end of the wait.
     """
     assert worker.pid is not None
     for _ in range(2):
+        waited_for = waits()
         await supervisor.signal(worker.pid, signal.SIGINT, group=True)
-        give_up_waits()
+        give_up(waited_for)
         await asyncio.wait([over], timeout=GRACE_S)
         if over.done() or worker.ended:
             return

@@ -312,7 +312,11 @@ class Repl:
         number, over = running
         self._ladder = self._background(
             interrupt_cell(
-                self._tree.supervisor, worker, over, lambda: self._incoming.give_up_waits(number)
+                self._tree.supervisor,
+                worker,
+                over,
+                lambda: self._incoming.waits(number),
+                self._incoming.give_up,
             )
         )
 

@@ -164,12 +164,17 @@ class Requests:
 
     # --- ends ---------------------------------------------------------------------------------
 
-    def interrupt(self, cell: int) -> None:
-        """Cancel what *cell* waits for. Threads of its that still wait get a failure."""
-        for batch in [b for b in self._batches.values() if b.cell == cell]:
+    def waits(self, cell: int) -> set[int]:
+        """Ids of the requests that *cell* waits for."""
+        batches = {batch.id for batch in self._batches.values() if batch.cell == cell}
+        return batches | {number for number, (owner, _) in self._tasks.items() if owner == cell}
+
+    def interrupt(self, waits: set[int]) -> None:
+        """Cancel the requests *waits*. Threads that still wait for them get a failure."""
+        for batch in [b for b in self._batches.values() if b.id in waits]:
             self._cancel(batch, "The sub-call was cancelled: its cell was interrupted.")
-        for request_id, (owner, task) in list(self._tasks.items()):
-            if owner == cell:
+        for request_id, (_, task) in list(self._tasks.items()):
+            if request_id in waits:
                 task.cancel()
                 reason = "The request was cancelled: its cell was interrupted."
                 self._link.send(Failed(id=request_id, ename="RLMError", reason=reason))
