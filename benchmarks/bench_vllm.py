@@ -27,7 +27,7 @@ from tests.vllm.servers import MODEL, Machine, Server, until
 
 CALLS = 256
 OUTPUT_TOKENS = 16
-ROUNDS = 2
+ROUNDS = 3
 INTERRUPTS = 5
 PATIENCE_S = 600.0
 HERE = Path(__file__).parent
