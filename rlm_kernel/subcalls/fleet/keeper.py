@@ -31,6 +31,10 @@ FRESH_S = 1.0
 POLL_S = 1.0
 """Between two questions about a server's queue."""
 
+VLLM_SLOTS = (128, 256)
+"""Bounds of the slots that vLLM is first thought to have. What it says is for calls that fill the
+context, and most do not; it tells of a queue, so that too many are soon fewer."""
+
 MUTE_S = 60.0
 """Where it had no answer to that."""
 
@@ -169,9 +173,9 @@ class Keeper:
             member.poll_at = time.monotonic() + MUTE_S
             return
         if capacity.slots is not None:
-            # What vLLM says is for calls that fill the context.
             exact = member.endpoint.kind == "llamacpp"
-            member.load.hint(capacity.slots if exact else min(256, max(32, capacity.slots)))
+            least, most = VLLM_SLOTS
+            member.load.hint(capacity.slots if exact else min(most, max(least, capacity.slots)))
         if capacity.running is not None and capacity.waiting is not None:
             member.load.queue(capacity.running, capacity.waiting)
         self._settle()
