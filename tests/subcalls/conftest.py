@@ -98,6 +98,7 @@ class Gate:
     def __init__(self, server: ScriptedServer) -> None:
         self.prompts: list[str] = []
         self._gates: dict[str, asyncio.Event] = {}
+        self._server = server
         server.reply = self._reply
 
     def _reply(self, prompt: str) -> Step:
@@ -107,6 +108,12 @@ class Gate:
 
     def open(self, prompt: str) -> None:
         self._gates[prompt].set()
+
+    async def open_one_by_one(self, number: int) -> None:
+        """Let the first *number* go, each once the one before has made room for another."""
+        for place in range(number):
+            self.open(self.prompts[place])
+            await self._server.until(lambda s, place=place: len(s.requests) == place + 2)
 
 
 async def until_down(fleet: Fleet) -> None:

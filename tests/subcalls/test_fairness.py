@@ -21,9 +21,7 @@ async def test_ten_thousand_calls_delay_the_single_call_of_another_run_by_one(
     flood = bench.submit(["many"] + [f"many {i}" for i in range(MANY)], run_id="noisy")
     await server.until(lambda s: s.active == 1)
     single = bench.submit(["one"], run_id="quiet")
-    for number in range(2):
-        gate.open(gate.prompts[number])
-        await server.until(lambda s, number=number: len(s.requests) == number + 2)
+    await gate.open_one_by_one(2)
 
     assert "one" in gate.prompts[:3]
     flood.cancel()
@@ -41,9 +39,7 @@ async def test_every_run_gets_through_within_as_many_calls_as_there_are_runs(
     flood = bench.submit([f"a{i}" for i in range(1000)], run_id="a")
     await server.until(lambda s: s.active == 1)
     others = [bench.submit([f"{run}{i}" for i in range(3)], run_id=run) for run in "bcde"]
-    for number in range(16):
-        gate.open(gate.prompts[number])
-        await server.until(lambda s, number=number: len(s.requests) == number + 2)
+    await gate.open_one_by_one(16)
 
     # In every five calls in a row after the first each of the five runs has one.
     runs = [prompt[0] for prompt in gate.prompts]
@@ -65,9 +61,7 @@ async def test_a_noisy_child_run_does_not_hold_up_its_parent(
     flood = bench.submit([f"many {i}" for i in range(1000)], run_id="child", ledger=child)
     await server.until(lambda s: s.active == 1)
     single = bench.submit(["one"], run_id="parent")
-    for number in range(2):
-        gate.open(gate.prompts[number])
-        await server.until(lambda s, number=number: len(s.requests) == number + 2)
+    await gate.open_one_by_one(2)
 
     assert "one" in gate.prompts[:3]
     flood.cancel()

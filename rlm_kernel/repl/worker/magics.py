@@ -9,19 +9,16 @@ import shlex
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
+from IPython.core.magic import line_cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from rlm_kernel import errors
 from rlm_kernel.cells import PromptInfo
 from rlm_kernel.errors import PromptError
+from rlm_kernel.repl.worker.worker_magics import WorkerMagics
 from rlm_kernel.tool_function import tool_names
-
-if TYPE_CHECKING:
-    from rlm_kernel.repl.worker.worker import Worker
 
 __all__ = ["RLMMagics"]
 
@@ -33,18 +30,8 @@ def _summary(info: PromptInfo) -> str:
 
 
 @magics_class
-class RLMMagics(Magics):
+class RLMMagics(WorkerMagics):
     """Load a prompt; start and steer a run."""
-
-    @property
-    def _worker(self) -> Worker:
-        worker: Worker = self.shell.worker  # type: ignore[union-attr]
-        return worker
-
-    @property
-    def _namespace(self) -> dict[str, Any]:
-        namespace: dict[str, Any] = self._worker.shell.user_ns
-        return namespace
 
     # --- %prompt ------------------------------------------------------------------------------
 

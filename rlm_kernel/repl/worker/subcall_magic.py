@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
+from IPython.core.magic import line_cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from rlm_kernel.errors import SubcallError
 from rlm_kernel.repl.worker.subcalls.templates import Template, fields_of
-
-if TYPE_CHECKING:
-    from rlm_kernel.repl.worker.worker import Worker
+from rlm_kernel.repl.worker.worker_magics import WorkerMagics
 
 __all__ = ["SubcallMagic"]
 
@@ -25,7 +23,7 @@ _VALUED = ("--map", "--out", "--choices", "--task", "--model", "--temperature", 
 
 
 @magics_class
-class SubcallMagic(Magics):
+class SubcallMagic(WorkerMagics):
     """Make sub-calls."""
 
     @magic_arguments()
@@ -79,16 +77,6 @@ class SubcallMagic(Magics):
             return reply
         print(reply)
         return None
-
-    @property
-    def _worker(self) -> Worker:
-        worker: Worker = self.shell.worker  # type: ignore[union-attr]
-        return worker
-
-    @property
-    def _namespace(self) -> dict[str, Any]:
-        namespace: dict[str, Any] = self._worker.shell.user_ns
-        return namespace
 
     def _ask(self, text: str, given: Namespace) -> Any:
         template = self._template(text, whole=True)
